@@ -39,7 +39,10 @@ def only_when_named(*_args, **_options) -> bool:
 
 
 def on_cuda(first: Tensor, *_args, **_options) -> bool:
-    """Return whether a call is on a GPU: the `suits` of Triton kernels, which `auto` never takes in the interpreter."""
+    """Return whether a call's first tensor, of any shape [...], is on a GPU.
+
+    The `suits` of Triton kernels, which `auto` never takes in the interpreter.
+    """
     return first.is_cuda
 
 
@@ -192,7 +195,10 @@ def check_attention(
 
 
 def check_packed(name: str, q: Tensor, k: Tensor, cu_seqlens: Tensor) -> None:
-    """Raise ValueError if cu_seqlens cannot pack q and k. Values are read on CPUs only."""
+    """Raise ValueError unless cu_seqlens, int32 [N+1], rises from 0 to T and packs q [1, T, ...] and k [1, T, ...].
+
+    Values are read on CPUs only.
+    """
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype != torch.int32:
         raise ValueError(
             f"{name} needs cu_seqlens int32 [N+1], got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
@@ -209,9 +215,9 @@ def check_packed(name: str, q: Tensor, k: Tensor, cu_seqlens: Tensor) -> None:
 
 
 def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors as autocast would hand them to SDPA, so that backends are chosen by the dtype that runs.
+    """The tensors [...] as autocast would hand them to SDPA, so that backends are chosen by the dtype that runs.
 
-    Outside autocast they must agree; raises ValueError if not.
+    Shapes stay. Outside autocast the dtypes must agree; raises ValueError if not.
     """
     if autocasts(tensors[0]):
         dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -222,15 +228,18 @@ def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """A context without autocast where x lives: products have the dtype of their factors."""
+    """A context without autocast where x [...] lives: products have the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 
 def autocasts(x: Tensor) -> bool:
-    """Return whether autocast is on where x lives; the meta device has none, and asking it is an error."""
+    """Return whether autocast is on where x [...] lives; the meta device has none, and asking it is an error."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def only_sizes(x: Tensor) -> bool:
-    """Return whether x has a size and no values: on the meta device, as a fake tensor, or while a compiler traces."""
+    """Return whether x [...] has a size and no values.
+
+    So it is on the meta device, as a fake tensor, and while a compiler traces.
+    """
     return torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)

@@ -14,12 +14,12 @@ HIDDEN = -1e30
 
 
 def numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 where the mask is true, else 0."""
+    """1 where the mask bool [..., S] is true, else 0: [..., S] of this dtype."""
     return mask.view(torch.uint8).to(dtype)
 
 
 def penalties(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where the mask is true, else HIDDEN."""
+    """0 where the mask bool [..., S] is true, else HIDDEN: [..., S] of this dtype."""
     return numbers(mask, dtype).sub_(1).mul_(-HIDDEN)
 
 
@@ -29,5 +29,8 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """1 where the mask was true, else 0: `numbers` of a mask of `keys` columns, from its bits."""
+    """`numbers` [..., S] of a mask, from its bits uint8 [..., ⌈S/8⌉]: 1 where it was true, else 0.
+
+    keys: S.
+    """
     return torch.from_numpy(np.unpackbits(bits.numpy(), axis=-1, count=keys)).to(dtype)

@@ -90,5 +90,5 @@ def _turn_real(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def angle_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which x's angles are computed: fp32, or x's if that is wider."""
+    """The dtype in which the angles of x [..., K] are computed: fp32, or x's if that is wider."""
     return torch.promote_types(x.dtype, torch.float32)

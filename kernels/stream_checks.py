@@ -31,7 +31,7 @@ def check_streams(name: str, streams: Tensor, **wanted: tuple[Tensor, Sequence[i
 
 
 def refuses_streams(n: int, *tensors: Tensor) -> str | None:
-    """Return why Triton kernels cannot take these tensors of n streams or n×n matrices; None if they can."""
+    """Return why Triton kernels cannot take these tensors of n streams [..., n, D] or n×n matrices, or None."""
     if n > MAX_STREAMS:
         return f"needs n of at most {MAX_STREAMS}, got {n}"
     return refusal(*tensors)

@@ -112,21 +112,27 @@ class Context:
         """Record what `make` returns as a probe event of this kind, if there is a probe that takes the kind.
 
         Without a probe `make` is never called, and a compiled graph is as if the line were not there.
+
+        make: returns tensors by name, of the shapes that the kind was registered with ([B, T, ...] where nothing else
+        is said).
         """
         if self.probe is not None:
             self.probe.record(kind, make)
 
     def saved(self, function: Callable[..., Any], u: Tensor) -> Any:
-        """`function(u, ctx)` of a mixer or channel mixer; where its surroundings are recomputed, it is not.
+        """`function(u, ctx)` of a mixer or channel mixer, u [B, T, D]; never recomputed, where its surroundings are.
 
-        The tensors of its backward and its output are saved.
+        The tensors of its backward and its output are saved. Returns what the function does.
         """
         return function(u, self) if self.recompute is None else self.recompute.run_saved(function, u, self)
 
     def recomputed(
         self, function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any
     ) -> Sequence[Tensor]:
-        """`function(x, *more)`, tensors that a mixer computes at little cost: recomputed where its surroundings are."""
+        """`function(x, *more)`, tensors that a mixer computes at little cost: recomputed where its surroundings are.
+
+        x: its input [B, T, D], more: anything else. Returns what the function does.
+        """
         if self.recompute is None:
             return function(x, *more)
         return self.recompute.run_recomputed(function, x, *more)
@@ -148,6 +154,8 @@ class Context:
         """`by_keys` of a `read` that also returns losses, means over sequences of means over their queries.
 
         In a shard they are those of the whole batch: Σ over all ranks' pieces of (the piece's share)·(its loss).
+
+        read returns o [B, Tq, ...] and losses by name, scalars []; all else as in `by_keys`.
         """
         if self.shard is None:
             return read(*queries, *keys, cu_seqlens=self.cu_seqlens)

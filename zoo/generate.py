@@ -107,7 +107,7 @@ def _generate(
         for i in range(n_tokens):
             drawn = sampling.draw(logits, [generators[b] for b in going])
             yield _spread(drawn, going, len(prompts))
-            stays = _staying(drawn, going, ends)
+            stays = _unfinished(drawn, going, ends)
             if i + 1 == n_tokens or not stays:
                 return
             if len(stays) < len(going):
@@ -132,7 +132,7 @@ def _stop_rule(stop: Stop) -> Callable[[int, int], bool] | None:
     return (lambda _, token: token in tokens) if tokens else None
 
 
-def _staying(drawn: Tensor, going: list[int], ends: Callable[[int, int], bool] | None) -> list[int]:
+def _unfinished(drawn: Tensor, going: list[int], ends: Callable[[int, int], bool] | None) -> list[int]:
     """The places in `going` of the sequences that their tokens do not end."""
     if ends is None:  # then nobody waits for the tokens of a GPU
         return list(range(len(going)))

@@ -66,6 +66,9 @@ class Mixer(nn.Module, ABC):
     in attributes; `aux_weights` gives each name's weight in the training loss. A decode state is made of tensors
     [B, ...] and caches (zoo.modules.states); `extend`, over a sequence cut in any way, must equal `forward` in
     evaluation mode.
+
+    A mixer is made as `cls(config, dims)`. Raises UserError for options that do not suit it or the model's sizes, which
+    names the option, its value and what it has to be, such as "mom.top_k=9 must be from 1 to n_memories=8".
     """
 
     gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
@@ -115,6 +118,10 @@ class Channel(nn.Module, ABC):
     x arrives normalised (the norm belongs to the layer). Auxiliary losses are returned as scalars by name,
     each computed per sequence and then averaged; `aux_weights` gives each name's weight in the training
     loss. While decoding there is no context and there are no losses.
+
+    A channel mixer is made as `cls(config, dims)`. Raises UserError for options that do not suit it or the model's
+    sizes, which names the option, its value and what it has to be, such as "moe.top_k=9 must lie between 1 and
+    moe.n_experts=8".
     """
 
     gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
@@ -139,19 +146,22 @@ class Streams(nn.Module):
         super().__init__()
 
     def expand(self, x: Tensor) -> Tensor:
-        """Embedding [B, T, D] -> streams."""
+        """Embedding [B, T, D] -> streams [B, T, n, D]; of one stream [B, T, D]."""
         return x
 
     def pack(self, x: Tensor) -> Tensor:
-        """Streams that a layer returned -> what is carried to the next layer, and what its backward starts from."""
+        """Streams [B, T, n, D] that a layer returned -> what is carried to the next, where its backward starts from.
+
+        That is [B, T, r, D] for r = `carried` vectors a token; of one stream [B, T, D].
+        """
         return x
 
     def unpack(self, s: Tensor) -> Tensor:
-        """Unpack what was carried into the streams that a layer receives."""
+        """Unpack what was carried, [B, T, r, D], into the streams [B, T, n, D] that a layer receives."""
         return s
 
     def collapse(self, x: Tensor) -> Tensor:
-        """Streams after the last layer -> [B, T, D]."""
+        """Streams [B, T, n, D] after the last layer -> [B, T, D]."""
         return x
 
     def inside(self) -> int:
@@ -168,6 +178,10 @@ class Residual(nn.Module, ABC):
 
     One instance wraps one sub-block. For a one-stream scheme x is [B, T, D]; for n streams it is
     [B, T, n, D], and `streams` names the class that carries them through the model.
+
+    A scheme is made as `cls(config, dims)`, as its `streams` are. Raises UserError for options that do not suit it or
+    the model's sizes, which names the option, its value and what it has to be, such as "n_streams=1 must be at least
+    2; for one stream: residual.name=add".
     """
 
     gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
@@ -184,7 +198,7 @@ class Residual(nn.Module, ABC):
         """The sub-block's input [B, T, D], and the coefficients that `post` needs."""
 
     def normed_pre(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Any]:
-        """The layer's norm of what `pre` returns, the streams for `post`, and the coefficients.
+        """The layer's norm of what `pre` returns [B, T, D], the streams for `post`, and the coefficients.
 
         A scheme may compute sum and norm in one pass, and return streams whose gradient is added on the way back.
         """
@@ -193,10 +207,10 @@ class Residual(nn.Module, ABC):
 
     @abstractmethod
     def post(self, x: Tensor, z: Tensor, coefficients: Any) -> Tensor:
-        """The streams after the sub-block's output z [B, T, D]."""
+        """The streams after the sub-block's output z [B, T, D], in the shape of x."""
 
     def probe_values(self, coefficients: Any) -> dict[str, Tensor]:
-        """The tensors in the coefficients that `pre` returned, by name, for the probe event "streams"."""
+        """The tensors in the coefficients that `pre` returned, [B, T, ...] by name, for the probe event "streams"."""
         return {}
 
 

@@ -42,7 +42,8 @@ def export(
 ) -> Path:
     """Write weights and card into a folder, each file whole or not at all. Returns the folder.
 
-    weights: whole tensors in the place of the model's own state, which may be in parts (None: its state).
+    weights: whole tensors by name, in the shapes [...] of the model's own state and in its place, which may be in parts
+    (None: its state).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,10 @@ class Layer(nn.Module):
         self.channel_residual = scheme.cls(scheme_options, dims)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
-        """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
+        """Streams in, streams out, and the auxiliary losses [] of both sub-blocks by name.
+
+        x: [B, T, n, D], of one stream [B, T, D].
+        """
         inside = ctx.at(part="mixer", block=self.mixer_name)
         u, same, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
         inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
@@ -51,7 +54,7 @@ class Layer(nn.Module):
         mixer = self.mixer if knows else functools.partial(context_parallel.whole, self.mixer)
         z, aux = inside.saved(mixer, u)
         x = self.mixer_residual.post(same, z, c)
-        x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
+        x, channel_aux = self._channel_block(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -59,9 +62,9 @@ class Layer(nn.Module):
         u, x, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
         z, state = self.mixer.extend(u, state)
         x = self.mixer_residual.post(x, z, c)
-        return self._feed(x, None)[0], state
+        return self._channel_block(x, None)[0], state
 
-    def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
+    def _channel_block(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
         u, same, c = self.channel_residual.normed_pre(x, self.channel_norm)
         if ctx is not None:
             ctx.record("streams", lambda: {"streams": x, **self.channel_residual.probe_values(c)})
@@ -154,13 +157,13 @@ class LanguageModel(nn.Module):
 
     def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
         x, aux = self.layers[index](self._received(index, x), ctx.at(layer=index))
-        return self._handed_on(index, x), [aux]
+        return self._pack_streams(index, x), [aux]
 
     def _received(self, index: int, x: Tensor) -> Tensor:
         """The streams that a layer receives: the embedding's, or those that the layer before handed on."""
         return self.streams.unpack(x) if index else x
 
-    def _handed_on(self, index: int, x: Tensor) -> Tensor:
+    def _pack_streams(self, index: int, x: Tensor) -> Tensor:
         """Return what goes from a layer to the next; all streams after the last."""
         return self.streams.pack(x) if index < len(self.layers) - 1 else x
 
@@ -182,7 +185,7 @@ class LanguageModel(nn.Module):
         states = []
         for i, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
             x, after = layer.extend(self._received(i, x), before)
-            x = self._handed_on(i, x)
+            x = self._pack_streams(i, x)
             states.append(after)
         logits = self._logits(x if every else x[:, -1:])
         return logits if every else logits[:, 0], DecodeState(states)
@@ -192,7 +195,7 @@ class LanguageModel(nn.Module):
         return self.extend(tokens[:, None], state)
 
     def aux_loss(self, aux: Aux) -> Tensor | float:
-        """Σ weight · auxiliary loss: what training adds to the cross-entropy."""
+        """Σ weight · auxiliary loss, []: what training adds to the cross-entropy; 0.0 where there is none."""
         return sum((self.aux_weights[name] * value for name, value in aux.items()), 0.0)
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -258,9 +258,9 @@ def _describe(error: Exception) -> str:
     """`zoo/mixers/ema.py, line 12: NameError: name 'nn' is not defined`."""
     file, line = _place(error)
     path = Path(file)
-    shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+    relative = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
     message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    return f"{shown}, line {line}: {type(error).__name__}: {message}"
+    return f"{relative}, line {line}: {type(error).__name__}: {message}"
 
 
 def _place(error: Exception) -> tuple[str, int | None]:

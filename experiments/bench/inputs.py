@@ -50,7 +50,7 @@ class InputFactory:
         x = torch.ones(shape, device=self.device)
         return x if self._shapes_only else x.requires_grad_()
 
-    def choice(self, among: int, *shape: int) -> Tensor:
+    def random_integers(self, among: int, *shape: int) -> Tensor:
         """int64 [B, T, *shape], uniform in [0, among)."""
         size = self.batch, self.length, *shape
         if self._shapes_only:
@@ -60,7 +60,7 @@ class InputFactory:
     def subset(self, among: int, count: int) -> Tensor:
         """int64 [B, T, count]: for every token `count` different numbers in [0, among)."""
         if self._shapes_only:
-            return self.choice(among, count)
+            return self.random_integers(among, count)
         return torch.rand(self.batch, self.length, among, device=self.device).topk(count, -1).indices
 
     def causal_indices(self, count: int) -> Tensor:

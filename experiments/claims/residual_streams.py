@@ -18,7 +18,7 @@ from experiments.configuration.schema import Config
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict
 from zoo.interfaces import set_step
-from zoo.residuals.matrix_norms import matrix_norms
+from zoo.probes.matrix_norms import matrix_norms
 
 VOCABULARY, LENGTH = 64, 32
 LATE = 10**6

@@ -60,7 +60,10 @@ class Rectangles:
 
     @staticmethod
     def of(cu_seqlens: Tensor, heads: int, *, may_pad: bool = True) -> Rectangles:
-        """Batch sequences of similar length; padding costs `heads` score entries each. Reads cu_seqlens."""
+        """Batch the N sequences of cu_seqlens [N+1], those of similar length together; reads cu_seqlens on the host.
+
+        may_pad: whether shorter ones may be padded, where that costs few score entries; each costs `heads`.
+        """
         lengths = cu_seqlens.detach().to("cpu", torch.int64).diff()
         order = torch.argsort(lengths, descending=True, stable=True)
         order = order[: int((lengths > 0).sum())]

@@ -12,7 +12,7 @@ _INSTALLED = importlib.util.find_spec("flash_attn") is not None
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str | None:
-    """The reason why flash-attn cannot take these tensors; None if it can."""
+    """The reason why flash-attn cannot take q, k [..., H, K] and v [..., Hkv, V]; None if it can."""
     if not _INSTALLED:
         return "the flash-attn package is not installed"
     return flash_refuses(q, k, v)

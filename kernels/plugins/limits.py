@@ -9,7 +9,7 @@ MAX_WIDTH = 256
 
 
 def flash_refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """The reason why a FlashAttention kernel cannot take these tensors; None if it can."""
+    """The reason why a FlashAttention kernel cannot take q, k [..., H, K] and v [..., Hkv, V]; None if it can."""
     if not q.is_cuda:
         return f"needs CUDA tensors, got {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):

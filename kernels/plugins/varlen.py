@@ -18,7 +18,7 @@ _OPTIONS = frozenset(inspect.signature(varlen_attn).parameters) if _BUILT_FOR_GP
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str | None:
-    """The reason why varlen_attn cannot take these tensors; None if it can."""
+    """The reason why varlen_attn cannot take q, k [..., H, K] and v [..., Hkv, V]; None if it can."""
     if not _BUILT_FOR_GPUS:
         return "this PyTorch is a CPU build, and varlen_attn needs CUDA"
     if window is not None and "window_size" not in _OPTIONS:

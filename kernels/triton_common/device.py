@@ -10,7 +10,10 @@ from torch import Tensor
 
 @triton.jit
 def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
-    """Return for a row of a chunk table its sequence (−1: idle), that one's first token and end, the chunk's first."""
+    """Return for a row of a chunk table its sequence (−1: idle), that one's first token and end, the chunk's first.
+
+    Four int64 scalars. table int32 [rows, 2], as `chunk_table` makes it for SIZE tokens; cu [N+1], bounds of sequences.
+    """
     sequence = tl.load(table + row * 2).to(tl.int64)
     busy = tl.maximum(sequence, 0)
     begin = tl.load(cu + busy).to(tl.int64)
@@ -20,7 +23,7 @@ def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(−x)) in fp32."""
+    """1 / (1 + exp(−x)) of x [...] in fp32, elementwise."""
     return 1 / (1 + tl.exp(-x))
 
 
@@ -49,7 +52,7 @@ def _sum_rows(parts, total, ROWS, COLUMNS, BR: tl.constexpr, BC: tl.constexpr):
 
 
 def sum_rows(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum contiguous fp32 parts over their first dimension, into `dtype`; the same bits at every run.
+    """Sum contiguous fp32 parts [n, ...] over their first dimension, to [...] in `dtype`; the same bits at every run.
 
     Kernels use it instead of atomic additions, whose order, and so whose last bits, change from run to run.
     """

@@ -19,7 +19,10 @@ def load_head_rows(x, token, end, head, HEADS, column, WIDTH):
 
 @triton.jit
 def store_head_rows(x, tile, token, end, head, HEADS, column, WIDTH):
-    """Write what `load_head_rows` would load, rounded to x's type."""
+    """Write a tile [token, column] to x [tokens, HEADS, WIDTH] of one head, rounded to x's type.
+
+    Nothing from token `end` and column WIDTH on.
+    """
     place = (token * HEADS + head)[:, None] * WIDTH + column[None]
     mask = (token < end)[:, None] & (column < WIDTH)[None]
     tl.store(x + place, tile.to(x.dtype.element_ty), mask=mask)
@@ -33,7 +36,7 @@ def load_head_scalars(x, token, end, head, HEADS):
 
 @triton.jit
 def store_head_scalars(x, values, token, end, head, HEADS):
-    """Write what `load_head_scalars` would load, rounded to x's type."""
+    """Write values [token] to x [tokens, HEADS] of one head, rounded to x's type; nothing from token `end` on."""
     tl.store(x + token * HEADS + head, values.to(x.dtype.element_ty), mask=token < end)
 
 
@@ -46,6 +49,6 @@ def load_matrix(x, row, column, ROWS, COLUMNS):
 
 @triton.jit
 def store_matrix(x, tile, row, column, ROWS, COLUMNS):
-    """Write what `load_matrix` would load, rounded to x's type."""
+    """Write a tile [row, column] to x [ROWS, COLUMNS], rounded to x's type; nothing outside."""
     mask = (row < ROWS)[:, None] & ((column >= 0) & (column < COLUMNS))[None]
     tl.store(x + row[:, None] * COLUMNS + column[None], tile.to(x.dtype.element_ty), mask=mask)

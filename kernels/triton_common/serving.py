@@ -32,7 +32,7 @@ def interpreted() -> bool:
 
 
 def refusal(*tensors: Tensor | None, widths: tuple[int, ...] = ()) -> str | None:
-    """Return why Triton kernels cannot take these tensors; None if they can.
+    """Return why Triton kernels cannot take these tensors, of any shape [...] or None; None if they can.
 
     widths: sizes that a tile has to hold whole, such as head widths.
     """

@@ -56,7 +56,7 @@ def load_coefficients(h, token, there, N: tl.constexpr):
 
 @triton.jit
 def store_coefficients(h, numbers, token, there, N: tl.constexpr):
-    """Write what `load_coefficients` would load, rounded to h's type."""
+    """Write N vectors [BT] of numbers to h [M, N] at these tokens, rounded to h's type."""
     for i in tl.static_range(N):
         tl.store(h + token * N + i, numbers[i].to(h.dtype.element_ty), mask=there)
 
@@ -81,7 +81,10 @@ def weighted_sum(weights, rows, N: tl.constexpr):
 
 @triton.jit
 def add_products(sums, rows, others, N: tl.constexpr, OTHERS: tl.constexpr):
-    """sums_(i·OTHERS + j) + rows_i·others_j, the products summed over the tile's channels."""
+    """N·OTHERS vectors [BT]: sums_(i·OTHERS + j) + rows_i·others_j, the products summed over the tile's channels.
+
+    rows: N tiles, others: OTHERS tiles, [BT, BD]; sums: vectors [BT], in fp32.
+    """
     added = ()
     for i in tl.static_range(N):
         for j in tl.static_range(OTHERS):

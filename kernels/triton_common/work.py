@@ -24,7 +24,7 @@ class Work:
 
 
 def nbytes(*tensors: Tensor | None) -> int:
-    """Return the bytes of all tensors together; works on the meta device."""
+    """Return the bytes of all tensors [...] together, None as 0; works on the meta device."""
     return sum(x.numel() * x.element_size() for x in tensors if x is not None)
 
 

@@ -43,10 +43,10 @@ from zoo.options import (
     head_width,
     kv_heads,
 )
+from zoo.probes.matrix_norms import chain_product, matrix_norms
 from zoo.recompute import Recompute, block_length
 from zoo.residuals.factorised_streams import harmonics, retained
 from zoo.residuals.hyper_connections import HyperConfig, initial_biases, patterns, warmup
-from zoo.residuals.matrix_norms import chain_product, matrix_norms
 from zoo.residuals.ohc import series_slope
 from zoo.tokenization import ByteTokenizer, from_json, tokenizer
 

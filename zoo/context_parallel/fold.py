@@ -36,6 +36,6 @@ def last_sequence(shard: Shard) -> slice:
     return slice(shard.last, shard.length)
 
 
-def handed_through(shard: Shard) -> bool:
+def sequence_spans_shard(shard: Shard) -> bool:
     """Return whether the shard's last sequence began before the shard, so that its state passes through."""
     return shard.continues and shard.last == 0

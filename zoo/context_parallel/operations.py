@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
-from zoo.context_parallel.fold import fold, handed_through, last_sequence
+from zoo.context_parallel.fold import fold, last_sequence, sequence_spans_shard
 from zoo.context_parallel.gather import gather
 from zoo.context_parallel.halo import halo
 from zoo.context_parallel.shard import Shard
@@ -35,7 +35,10 @@ def by_keys(
     keys: Sequence[Tensor],
     shard: Shard,
 ) -> tuple[Tensor, Losses]:
-    """`Context.by_keys_with_losses`: keys are gathered once, then `read` is called for each of the shard's pieces."""
+    """`Context.by_keys_with_losses`: keys are gathered once, then `read` is called for each of the shard's pieces.
+
+    queries, keys: the shard's own tokens, [B, t, ...] -> o [B, t, ...] and losses [] by name.
+    """
     gathered = [gather(x, shard) for x in keys]
     outputs, losses = [], {}
     for piece in shard.pieces:
@@ -52,6 +55,8 @@ def by_heads(read: Callable[..., Tensor], inputs: Sequence[Tensor | None], shard
 
     Where N does not divide Hkv, KV heads are repeated for all heads; where it does not divide H, heads of zeros fill up
     the last ranks, whose results are dropped.
+
+    inputs: the shard's own tokens, [B, t, H or Hkv, ...] or None -> o [B, t, H, ...].
     """
     heads = max(x.shape[2] for x in inputs if x is not None)
     swapped = (None if x is None else to_heads(_divisible(x, heads, shard.size), shard) for x in inputs)
@@ -68,7 +73,10 @@ def _divisible(x: Tensor, heads: int, ranks: int) -> Tensor:
 
 
 def inputs_before(x: Tensor, count: int, shard: Shard) -> Tensor:
-    """`Context.inputs_before`: the last inputs of the rank before. Raises UserError for a shard of fewer tokens."""
+    """`Context.inputs_before`: the last inputs of the rank before. Raises UserError for a shard of fewer tokens.
+
+    x [B, t, D] -> [n, D, count], n the sequences that a shard holds part of.
+    """
     if shard.length < count:
         raise UserError(
             f"a convolution over {count + 1} tokens needs shards of at least {count}, not {shard.length}; "
@@ -90,7 +98,7 @@ def delta_state_before(operation: Callable[..., tuple], inputs: tuple, shard: Sh
     width = k.shape[-1]
     wide = torch.promote_types(v.dtype, torch.float32)
     start = v.new_zeros(v.shape[0], *v.shape[2:-1], width, v.shape[-1] + width, dtype=wide)
-    if handed_through(shard):
+    if sequence_spans_shard(shard):
         start[..., v.shape[-1] :] = torch.eye(width, dtype=wide, device=v.device)
     _, end = operation(q, k, F.pad(v, (0, width)), *more, initial_state=start, output_final_state=True)
     increment, transition = end.split([v.shape[-1], width], -1)
@@ -103,6 +111,8 @@ def mesa_state_before(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shard: Shar
     Nothing has to be solved for states: with γ_t = exp g_t a shard of tokens 1 … t makes
 
         H ← (Π_s γ_s)·H + Σ_s (β_s·Π_{r>s} γ_r)·k_s·k_sᵀ        G likewise with k_s·v_sᵀ
+
+    k [B, t, H, K], v [B, t, H, V], g, beta [B, t, H] -> (H [n, H, K, K], G [n, H, K, V]) in at least fp32.
     """
     wide = torch.promote_types(k.dtype, torch.float32)
     k, v, g, beta = (x[:, last_sequence(shard)].to(wide) for x in (k, v, g, beta))
@@ -110,7 +120,7 @@ def mesa_state_before(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shard: Shar
     weights = beta * since.exp()
     with without_autocast(k):
         increment = torch.einsum("bthk,bthv->bhkv", k * weights.unsqueeze(-1), torch.cat([k, v], -1))
-    passed = g.sum(1).exp() if handed_through(shard) else torch.zeros_like(g[:, 0])
+    passed = g.sum(1).exp() if sequence_spans_shard(shard) else torch.zeros_like(g[:, 0])
     state = fold(passed[..., None, None].expand(*increment.shape[:-1], 1), increment, shard)
     return tuple(shard.for_each(x) for x in state.split([k.shape[-1], v.shape[-1]], -1))
 

@@ -37,7 +37,7 @@ class _Total(torch.autograd.Function):
 
 @torch.no_grad()
 def add_gradients(parameters: Iterable[Tensor], shard: Shard) -> None:
-    """Add the parameters' gradients up over ranks, in place, in one all-reduce for each dtype.
+    """Add the parameters' gradients, of any shapes [...], up over ranks, in place, in one all-reduce for each dtype.
 
     Every rank's backward holds its own tokens' part of each gradient. A parameter without a gradient on any rank keeps
     none: an optimiser would else decay it.

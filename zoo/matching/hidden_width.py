@@ -57,7 +57,7 @@ def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
     none = few - _FEW * each
     width = _width((target - none) / each, lambda w: abs((none + each * w) / target - 1))
     if width is None:
-        reason = _why_not(name, quantity.unit, target, none, each)
+        reason = _reason_for_no_width(name, quantity.unit, target, none, each)
         advice = _advice(_with_hidden(config, 1), quantity, target)
         raise UserError(f"match={quantity.name}: {reason}; {advice}, or set match=null")
     if options.hidden not in (None, width):
@@ -77,7 +77,7 @@ def _width(ideal: float, error: Callable[[int], float]) -> int | None:
     return None
 
 
-def _why_not(name: str, unit: str, target: float, none: float, each: float) -> str:
+def _reason_for_no_width(name: str, unit: str, target: float, none: float, each: float) -> str:
     """The reason why no width fits: the model is too large even with the narrowest, or one unit is too coarse."""
     least = none + each
     nearest = max(1, round((target - none) / each))

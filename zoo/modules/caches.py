@@ -53,7 +53,9 @@ class RowCache:
     def join(self, caches: Sequence[RowCache]) -> RowCache:
         """A cache of the sequences of several caches, this one among them, all of as many tokens."""
         rows = max(cache._capacity for cache in caches)
-        parts = ([_grown(x, rows - (cache.stop - cache.start)) for x in cache.read()] for cache in caches)
+        parts = (
+            [_zero_padded(x, rows - (cache.stop - cache.start)) for x in cache.read()] for cache in caches
+        )
         joined = self._with(tuple(torch.cat(part) for part in zip(*parts, strict=True)))
         joined.start, joined.stop = 0, self.stop - self.start
         return joined
@@ -80,7 +82,7 @@ class RowCache:
         """Take so many more rows of the storage into use; more than one only without a window."""
         if self.stop + rows > self._capacity:
             kept = self.stop - self.start
-            self.storage = tuple(_grown(x, kept + max(rows, 16)) for x in self.read())
+            self.storage = tuple(_zero_padded(x, kept + max(rows, 16)) for x in self.read())
             self.start, self.stop = 0, kept
         self.stop += rows
         self.appended += rows
@@ -96,7 +98,7 @@ class RowCache:
         )
         kept = min(self.window, old + tokens)
         if kept > self._capacity:
-            self.storage = tuple(_grown(x[..., :0, :], kept) for x in self.storage)
+            self.storage = tuple(_zero_padded(x[..., :0, :], kept) for x in self.storage)
         for storage, x in zip(self.storage, seen, strict=True):
             storage[..., :kept, :] = x[..., x.shape[-2] - kept :, :]
         self.start, self.stop = 0, kept
@@ -203,6 +205,6 @@ class GroupedKVCache:
         return batch[:, None, None], heads[None, None]
 
 
-def _grown(x: Tensor, more: int) -> Tensor:
+def _zero_padded(x: Tensor, more: int) -> Tensor:
     """A copy of x [..., n, width] with `more` rows of zeros behind."""
     return F.pad(x, (0, 0, 0, more))

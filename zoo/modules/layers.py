@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 def l2norm(x: Tensor) -> Tensor:
-    """x · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
+    """x [..., D] · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
 
@@ -54,7 +54,10 @@ def output_std(depth: int) -> float:
 
 
 def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x·Wᵀ in at least fp32, under autocast too: for routing logits, gates and decays."""
+    """x·Wᵀ [..., N] of x [..., D] and W [N, D] in at least fp32, under autocast too.
+
+    For routing logits, gates and decays.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     # The meta device has no autocast to switch off.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
@@ -147,7 +150,7 @@ class Gate(nn.Linear):
         return torch.sigmoid(self.logits(x))
 
     def logits(self, x: Tensor) -> Tensor:
-        """x·W + b, for an operation that takes the sigmoid itself."""
+        """x·W + b [..., N] of x [..., D], for an operation that takes the sigmoid itself."""
         return super().forward(x)
 
 

@@ -98,10 +98,10 @@ def _join_caches(caches: Sequence[Any]) -> Any:
     lengths = [cache.appended for cache in caches]
     if all(isinstance(n, int) and n == lengths[0] for n in lengths) and hasattr(caches[0], "join"):
         return caches[0].join(caches)
-    return Separate([one for cache in caches for one in _apart(cache)])
+    return Separate([one for cache in caches for one in _split_by_sequence(cache)])
 
 
-def _apart(cache: Any) -> list[Any]:
+def _split_by_sequence(cache: Any) -> list[Any]:
     """A cache of batch 1 for every sequence of a cache."""
     if isinstance(cache, Separate):
         return cache.caches

@@ -40,7 +40,7 @@ def event_kinds() -> dict[str, dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeEvent:
-    """Tensors by name that one sub-block recorded.
+    """Tensors by name that one sub-block recorded, in the shapes that `event_kinds` gives, [B, T, ...] for most.
 
     layer: from 0; part: "mixer", "channel" or "head"; block: the registered name of the mixer or channel mixer.
     """
@@ -68,6 +68,8 @@ class Probe:
         """Call `callback` with the tensors that `make` returns, computed without a graph, if it takes the kind.
 
         Raises KeyError for a kind that is not registered.
+
+        make: returns the tensors by name, in the shapes that `event_kinds` gives, [B, T, ...] for most.
         """
         if kind not in _KINDS:
             raise KeyError(f"a probe knows {', '.join(_KINDS)}, not '{kind}' (zoo.probes.register_event)")

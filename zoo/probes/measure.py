@@ -33,7 +33,7 @@ class Measure(ABC):
         """Rows about the place in the model where the event was recorded."""
 
     def finish(self, model: LanguageModel, loss: Tensor) -> Iterable[Row]:
-        """Rows about the whole model, after the pass; loss: mean cross-entropy in nats a token."""
+        """Rows about the whole model, after the pass; loss []: mean cross-entropy in nats a token."""
         return ()
 
     @classmethod
@@ -43,7 +43,7 @@ class Measure(ABC):
 
 
 def check_graph(loss: Tensor, measure: str) -> None:
-    """Raise UserError where the loss has no graph, which `torch.inference_mode` does not keep."""
+    """Raise UserError where the loss [] has no graph, which `torch.inference_mode` does not keep."""
     if not loss.requires_grad:
         raise UserError(f"the measure '{measure}' needs a graph: measure outside of inference mode")
 

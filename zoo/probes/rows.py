@@ -50,7 +50,7 @@ def row(
     end: float | None = None,
     count: int = 1,
 ) -> Row:
-    """A row at the place of an event."""
+    """A row at the place of an event; value: a number, or a tensor [] of one."""
     return Row(
         event.layer, event.part, event.block, head, axis, start, end, measure, float(value), int(count)
     )

@@ -35,7 +35,8 @@ class Recompute:
     ) -> Sequence[Layers]:
         """The layers in groups to run one after the other on the streams x, each saving what its mode saves.
 
-        carried, inside: vectors of a token between and inside layers.
+        x: what the first layer receives, [B, T, r, D], or [B, T, D] of one stream; only its device is read. carried,
+        inside: vectors of a token between and inside layers.
         """
         if not torch.is_grad_enabled() or ctx.probe is not None or x.is_meta:
             return layers

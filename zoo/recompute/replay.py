@@ -31,7 +31,7 @@ class Replay:
         return saved_tensors_hooks(self._number, self._tensor)
 
     def output(self, index: int) -> Tensor:
-        """One of the outputs, without a graph."""
+        """One of the outputs, without a graph, in the shape [...] that the function gave it."""
         if not self.outputs:
             self._repeat()
         return self.outputs[index]
@@ -56,7 +56,7 @@ class Replay:
 
 
 def leaf(x: Tensor) -> Tensor:
-    """The same values as a leaf of a new graph."""
+    """The same values as a leaf of a new graph: x [...] -> [...], which requires a gradient where x does."""
     return x.detach().requires_grad_(x.requires_grad)
 
 

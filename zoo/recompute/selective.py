@@ -22,7 +22,11 @@ SubBlock = Callable[[Tensor, Context], tuple[Tensor, Aux]]
 
 
 def selective(run: Callable[[Tensor, Context], tuple[Tensor, list[Aux]]]) -> Callable:
-    """The layers `run`, saving only what their mixers and channel mixers save and return."""
+    """The layers `run`, saving only what their mixers and channel mixers save and return.
+
+    run: streams [B, T, r, D], or [B, T, D] of one stream, and a context -> streams likewise and losses [] by name a
+    layer. What is returned takes and returns the same.
+    """
 
     def group(x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
         start, outputs = leaf(x), []

@@ -96,12 +96,18 @@ class HyperStreams(Streams):
         return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
 
     def inside(self) -> int:
-        """n."""
+        """The number n of streams, vectors of width D that a token has inside a layer."""
         return self.n
 
 
 class HyperResidual(Residual):
-    """A residual scheme with n streams around one sub-block; calling it computes the coefficients of every token."""
+    """A residual scheme with n streams around one sub-block F; calling it computes the coefficients of every token.
+
+        x_i ← Σ_j H_res_ij·x_j + H_post_i·F(norm(Σ_j H_pre_j·x_j))
+
+    The call takes streams x [B, T, n, D] and returns `Coefficients`: H_pre [B, T, n] in (0, 1), H_post [B, T, n] in
+    (0, 2), and H_res [B, T, n, n], of the kind of matrices that the scheme's `mixing` makes.
+    """
 
     streams = HyperStreams
     decays = ("phi_pre", "phi_post", "phi_res")

@@ -105,6 +105,6 @@ def timelines(d: InputFactory) -> list[Call]:
     """Attention inside six timelines, routed by head."""
     timelines = 6
     q, k, v = _attention(d, HEADS, HEADS)
-    route = d.choice(timelines, HEADS)
+    route = d.random_integers(timelines, HEADS)
     options = {"n_timelines": timelines, "rope_base": 1e4, "weight": d.gate(HEADS)}
     return [call("timeline_attention", q, k, v, route, **options)]

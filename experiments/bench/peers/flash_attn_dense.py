@@ -7,7 +7,7 @@ import functools
 import torch
 
 import kernels
-from experiments.bench.peers.shared import dense, needs
+from experiments.bench.peers.shared import dense_attention_peers, needs
 
 
 def refuses(device: torch.device) -> str | None:
@@ -15,4 +15,4 @@ def refuses(device: torch.device) -> str | None:
     return needs("flash_attn", device)
 
 
-CALLS = dense(functools.partial(kernels.attention, backend="flash_attn"))
+CALLS = dense_attention_peers(functools.partial(kernels.attention, backend="flash_attn"))

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from experiments.bench.peers.sdpa_flash import attention
-from experiments.bench.peers.shared import dense
+from experiments.bench.peers.shared import dense_attention_peers
 
 
 def refuses(device: torch.device) -> str | None:
@@ -16,4 +16,4 @@ def refuses(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "cuDNN needs a CUDA device"
 
 
-CALLS = dense(functools.partial(attention, backend=SDPBackend.CUDNN_ATTENTION))
+CALLS = dense_attention_peers(functools.partial(attention, backend=SDPBackend.CUDNN_ATTENTION))

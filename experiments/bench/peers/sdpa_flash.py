@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.bench.peers.shared import dense
+from experiments.bench.peers.shared import dense_attention_peers
 
 
 def refuses(device: torch.device) -> str | None:
@@ -22,4 +22,4 @@ def attention(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = SDPBackend.
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-CALLS = dense(attention)
+CALLS = dense_attention_peers(attention)

@@ -39,8 +39,11 @@ ATTENTIONS = (
 )
 
 
-def dense(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
-    """A dense attention as the peer of every case that reads less than all of the past."""
+def dense_attention_peers(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
+    """Dense attention by `attend` as the peer of every case that reads less than all of the past: makers by operation.
+
+    attend: q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V] -> [B, T, H, V], causal.
+    """
 
     def make(calls: list[Call]) -> Callable[[], Any]:
         q, k, v = dense_inputs(calls)

@@ -7,7 +7,7 @@ import functools
 import torch
 
 import kernels
-from experiments.bench.peers.shared import dense
+from experiments.bench.peers.shared import dense_attention_peers
 
 
 def refuses(device: torch.device) -> str | None:
@@ -15,4 +15,4 @@ def refuses(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "varlen_attn needs a CUDA device"
 
 
-CALLS = dense(functools.partial(kernels.attention, backend="varlen"))
+CALLS = dense_attention_peers(functools.partial(kernels.attention, backend="varlen"))

@@ -41,7 +41,7 @@ def _calls(config: Config, length: int, device: torch.device) -> list[Call]:
     options = {"n_timelines": TIMELINES, "rope_base": 1e4}
     return [
         Call("attention", tuple(qkv), {}),
-        Call("timeline_attention", (*qkv, make.choice(TIMELINES, heads)), options),
+        Call("timeline_attention", (*qkv, make.random_integers(TIMELINES, heads)), options),
     ]
 
 

@@ -19,13 +19,20 @@ def attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Attention o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk."""
+    """Attention o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; window, at least 1: the newest tokens that a query sees;
+    cu_seqlens integer [N+1] (B = 1). Returns [B, Tq, H, V] in q's dtype. Query i stands at position i + Tk − Tq.
+    """
     mask = visible(q.shape[1], k.shape[1], causal, window, cu_seqlens, q.device)
     return masked_attention(q, k, v, mask, scale)
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """Attention [B, Tq, H, V] over the keys where a bool mask, broadcast to [B, H, Tq, Tk], is true."""
+    """Attention [B, Tq, H, V] in q's dtype over the keys where a mask is true, computed in at least fp32.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; mask: bool, broadcast to [B, H, Tq, Tk].
+    """
     dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[2] // k.shape[2]

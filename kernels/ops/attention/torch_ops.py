@@ -36,7 +36,11 @@ def attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.attention` by SDPA: in blocks of queries under a window, by segments where packed."""
+    """Compute `kernels.attention` by SDPA: in blocks of queries under a window, by segments where packed.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], any floating dtype; cu_seqlens integer [N+1] (B = 1).
+    Returns [B, Tq, H, V] in q's dtype.
+    """
     if cu_seqlens is None:
         return dense_attention(q, k, v, causal=causal, window=window, scale=scale)
     packed = segment_attention(q[0], k[0], v[0], cu_seqlens, causal=causal, window=window, scale=scale)
@@ -170,7 +174,10 @@ def segment_attention(
 def segment_attention_eager(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """`segment_attention` with one SDPA call a batch of segments. Reads cu_seqlens on the host."""
+    """`segment_attention` with one SDPA call a batch of segments. Reads cu_seqlens on the host.
+
+    q [M, H, K], k [M, Hkv, K], v [M, Hkv, V], cu_seqlens [S+1] -> [M, H, V] in q's dtype.
+    """
     # Without a causal mask padding would be attended to.
     axis = Rectangles.of(cu_seqlens, q.shape[1], may_pad=causal).axis()
     if not axis.shapes:
@@ -183,7 +190,10 @@ def segment_attention_eager(
 def segment_attention_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """Compute `segment_attention_eager` behind one operator."""
+    """Compute `segment_attention_eager` behind one operator.
+
+    q [M, H, K], k [M, Hkv, K], v [M, Hkv, V], cu_seqlens [S+1] -> [M, H, V] in q's dtype.
+    """
     return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)
 
 
@@ -203,7 +213,10 @@ def segment_attention_backward_op(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients for q, k, v; computes the forward again, so that it needs only the inputs."""
+    """Gradients of q [M, H, K], k [M, Hkv, K] and v [M, Hkv, V] in their dtypes, for grad [M, H, V] of the output.
+
+    Computes the forward again, so that it needs only the inputs.
+    """
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)

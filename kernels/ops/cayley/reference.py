@@ -9,7 +9,10 @@ from kernels.dispatch import without_autocast
 
 
 def cayley_reference(raw: Tensor, neumann_terms: int | None = None) -> Tensor:
-    """Solve Q·(I + A) = I − A for Q, A = (raw − rawᵀ) / 2; or return (I − A)·Σ (−A)^k over k = 0 … K."""
+    """Solve Q·(I + A) = I − A for Q, A = (raw − rawᵀ) / 2; or return (I − A)·Σ (−A)^k over k = 0 … K.
+
+    raw [..., n, n] -> Q [..., n, n] in at least fp32; neumann_terms K ≥ 1, or None for the solve.
+    """
     raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     eye = torch.eye(raw.shape[-1], dtype=raw.dtype, device=raw.device)
     a = (raw - raw.mT) / 2

@@ -15,7 +15,10 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def cayley_torch(raw: Tensor, neumann_terms: int | None = None) -> Tensor:
-    """Compute `kernels.cayley`; saves Q alone for the backward, or of a series its partial sums."""
+    """Compute `kernels.cayley`; saves Q alone for the backward, or of a series its partial sums.
+
+    raw [..., n, n], any floating dtype -> Q [..., n, n] in at least fp32.
+    """
     raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     return _Cayley.apply(raw) if neumann_terms is None else _series(raw, neumann_terms)
 

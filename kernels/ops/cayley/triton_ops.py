@@ -153,5 +153,8 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def cayley_triton(raw: Tensor) -> Tensor:
-    """Compute `kernels.cayley` on a GPU: a matrix is read once and written once, its inverse stays in registers."""
+    """Compute `kernels.cayley` on a GPU: a matrix is read once and written once, its inverse stays in registers.
+
+    raw [..., n, n], n ≤ 8, any floating dtype -> Q [..., n, n] in fp32.
+    """
     return _Cayley.apply(raw)

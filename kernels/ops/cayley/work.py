@@ -8,7 +8,10 @@ from kernels.triton_common.work import Work, nbytes
 
 
 def work(raw: Tensor, **_options) -> list[Work]:
-    """Count the operations and bytes of a call: a solve with n right sides, (8/3)·n³; backward two products, 4·n³."""
+    """Count the operations and bytes of a call: a solve with n right sides, (8/3)·n³; backward two products, 4·n³.
+
+    raw [..., n, n] of any dtype, may be on the meta device.
+    """
     cubes = raw.numel() * raw.shape[-1]
     out = 4 * raw.numel()
     return [

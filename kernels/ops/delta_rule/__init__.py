@@ -102,7 +102,11 @@ def check_delta_rule(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Raise ValueError if the arguments of `delta_rule` do not fit each other."""
+    """Raise ValueError if the arguments of `delta_rule` do not fit each other.
+
+    They are q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [N, H, K, V],
+    cu_seqlens [N+1] (B = 1); fewer heads of q, k or v than of beta have to divide them.
+    """
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkvg", (q, k, v, g), strict=True))
     shapes += f", beta {tuple(beta.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or beta.dim() != 3 or g.dim() not in (3, 4):

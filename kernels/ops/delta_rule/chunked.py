@@ -152,13 +152,16 @@ class Saved:
     def empty(
         like: Tensor, chunks: int, length: int, width: int, value_width: int, delta: bool = True
     ) -> Saved:
-        """Unwritten tensors for so many chunks of so many tokens, in the type and on the device of `like`."""
+        """Unwritten tensors for n = `chunks` chunks of C = `length` tokens, in the type and on the device of `like`.
+
+        width, value_width: K and V. Shapes as above; delta: with the inverse [n, C, C].
+        """
         solved = length if delta else 0
         shapes = (width, value_width), (length, value_width), (2, length, length), (solved, solved)
         return Saved(*(like.new_empty(chunks, *shape) for shape in shapes))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four tensors in the order of their names above."""
+        """The four tensors in the order of their names above: [n, K, V], [n, C, V], [n, 2, C, C], [n, C, C]."""
         return self.states, self.errors, self.products, self.inverse
 
     def at(self, group: Group) -> Saved:

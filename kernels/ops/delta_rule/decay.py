@@ -30,13 +30,13 @@ VANISHED = {torch.float32: -40.0, torch.float64: -300.0}
 
 
 def vanishing_exp_(x: Tensor) -> Tensor:
-    """Compute exp(x) for x ≤ 0 in place, and 0 where that is too small to matter."""
+    """Compute exp(x) [...] of x [...] ≤ 0 in place, and 0 where that is too small to matter."""
     # Clamped first, because denormal exponentials take sixty times as long.
     return drop_vanished_(x.clamp_min_(VANISHED[x.dtype]).exp_())
 
 
 def drop_vanished_(decay: Tensor) -> Tensor:
-    """Set a decay to 0, in place, where it is too small to matter."""
+    """Set a decay [...] to 0, in place, where it is too small to matter."""
     return F.threshold_(decay, 1.001 * math.exp(VANISHED[decay.dtype]), 0.0)
 
 
@@ -120,7 +120,11 @@ class Neighbours:
         torch.sum(right * left.unsqueeze(1), -1, out=self.pairs(out))
 
     def backward(self, d_products: Tensor, rows: Tensor, d_rows: Tensor, d_keys: Tensor) -> None:
-        """Add to the gradients of rows and, as left factors, of keys. No matrix products: they would be outer ones."""
+        """Add this level's gradients to d_rows [M, 2, C, K] of rows and, as left factors, to d_keys [M, C, K].
+
+        d_products [M, 2, C, C]: the gradient of `products`; rows [M, 2, C, K] as there. No matrix products: they would
+        be outer ones.
+        """
         right, left = self.sides(rows)
         grad = self.pairs(d_products).unsqueeze(-1)
         d_rows.view(*rows.shape[:2], -1, 2, rows.shape[-1])[:, :, :, 1].addcmul_(grad, left.unsqueeze(1))
@@ -166,7 +170,10 @@ class Level:
         pairs.copy_(torch.bmm(right, left.transpose(1, 2).contiguous()).view(pairs.shape))
 
     def backward(self, d_products: Tensor, rows: Tensor, d_rows: Tensor, d_keys: Tensor) -> None:
-        """Add to the gradients of rows and, as left factors, of keys."""
+        """Add this level's gradients to d_rows [M, 2, C, K] of rows and, as left factors, to d_keys [M, C, K].
+
+        d_products [M, 2, C, C]: the gradient of `products`; rows [M, 2, C, K] as there.
+        """
         right, left = self.factors(rows)
         pairs = self.pairs(d_products).reshape(-1, 2 * self.half, self.half)
         d_right = torch.bmm(pairs, left).view(*self.right.shape[:2], 2, *self.right.shape[2:])

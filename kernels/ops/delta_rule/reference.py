@@ -22,6 +22,9 @@ def delta_rule_reference(
 
     S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ,  o_t = scale·S_tᵀ·q_t, with
     as many heads of q, k and v as of beta.
+
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [N, H, K, V]. Returns
+    o [B, T, H, V] in v's dtype and the state [N, H, K, V] in at least fp32, or None. Source: as `kernels.delta_rule`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)

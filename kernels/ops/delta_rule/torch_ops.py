@@ -32,6 +32,9 @@ def delta_rule_torch(
     """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form (chunked.py); heads as of beta.
 
     delta=False leaves the delta term out: S_t = Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ, gated linear attention.
+
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [N, H, K, V]. Returns
+    o [B, T, H, V] in v's dtype and the state [N, H, K, V] in at least fp32, or None.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     g = g.unsqueeze(-1) if g.dim() == 3 else g

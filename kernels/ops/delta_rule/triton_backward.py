@@ -197,7 +197,10 @@ def keys_and_gates_backward(
     x: Inputs, forward: ChunkStates, back: StateGradients, found: ValueGradients, d_o: Tensor, scale: float,
     layout: ChunkLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute dq and dk of every head, and dg."""
+    """Compute dq and dk [B, T, H, K] of every head, and dg in g's shape: [B, T, H], or [B, T, H, K].
+
+    d_o [B, T, H, V] is the output's gradient; x, forward, back and found are explained in triton_arguments.py.
+    """
     q, k, _, g, beta = x
     (heads, q_heads, k_heads, _), width = x.head_counts, x.widths["K"]
     d_q, d_k = empty_for_heads(q, heads), empty_for_heads(k, heads)

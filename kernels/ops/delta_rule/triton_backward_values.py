@@ -87,7 +87,10 @@ _values_tuned = Tuned(
 def values_backward(
     x: Inputs, z: Tensor, errors: Tensor, d_o: Tensor, d_writes: Tensor, scale: float, layout: ChunkLayout
 ) -> ValueGradients:
-    """Compute dV of every head, dβ, dP and dA."""
+    """Compute dV [B, T, H, V] of every head, dβ [B, T, H], dP and dA [B·T, H, C], C = 64.
+
+    z Z [B·T, H, C]; errors E [B·T, H, V]; d_o dO [B, T, H, V]; d_writes dF [B·T, H, V].
+    """
     found = ValueGradients(
         empty_for_heads(x.v, x.heads), torch.empty_like(x.beta), torch.empty_like(z), torch.empty_like(z)
     )

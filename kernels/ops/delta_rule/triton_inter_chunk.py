@@ -44,7 +44,10 @@ def load_whole(whole, chunk, head, H, key, K, SHARED: tl.constexpr):
 
 @triton.jit
 def sequence_chunks(firsts, cu, sequence):
-    """A sequence's first token and end, its first chunk, and the number of its chunks."""
+    """A sequence's first token and end (int64), its first chunk, and the number of its chunks: four scalars.
+
+    firsts [N+1]: the first chunk of every sequence, and their number; cu [N+1]: bounds of sequences.
+    """
     first_chunk = tl.load(firsts + sequence)
     chunks = tl.load(firsts + sequence + 1) - first_chunk
     return tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64), first_chunk, chunks
@@ -145,7 +148,10 @@ def outputs(
 
 
 def inter_chunk(x: ChunkOperands, beta: Tensor, initial: Tensor | None, layout: ChunkLayout) -> ChunkStates:
-    """Compute S₀ of all chunks and E."""
+    """Compute S₀ [chunks, H, K, V] of all chunks and E [B·T, H, V], in the inputs' dtype.
+
+    beta [B, T, H]; initial [N, H, K, V] or None: the states that sequences start from.
+    """
     found = ChunkStates(empty_states(x), torch.empty_like(x.values))
     _walk(x, None, beta, initial, (*found, None, None), 1.0, layout)
     return found

@@ -50,7 +50,7 @@ def products_shared(
     C: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """P and A under gates that a head's channels share."""
+    """P [C, C] and both parts of A under gates that a head's channels share; arguments and results: see above."""
     product = tl.zeros((C, C), tl.float32)
     overlap = tl.zeros((C, C), tl.float32)
     # q_i·k_j and k_i·k_j
@@ -86,7 +86,7 @@ def products_channels(
     C: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """P and A under a gate for every channel."""
+    """P [C, C] and both parts of A under a gate for every channel; arguments and results: see above."""
     place = tl.arange(0, C)
     gate_type: tl.constexpr = g.dtype.element_ty
     far_p, far_a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)

@@ -156,7 +156,10 @@ def empty_operands(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> ChunkO
 
 
 def chunk_operands(x: Inputs, z: Tensor, layout: ChunkLayout) -> ChunkOperands:
-    """Compute the operands of the inter-chunk recurrence, in Z's dtype."""
+    """Compute the operands of the inter-chunk recurrence, in Z's dtype; `ChunkOperands` gives their shapes.
+
+    z  Z [B·T, H, C], as triton_triangle.py makes it
+    """
     operands = empty_operands(x, layout, z.dtype)
     _operands_tuned[(layout.chunks, x.heads)](
         *x, z, *operands, layout.table, layout.cu, *x.head_counts, **x.widths, SHARED=x.shared, C=CHUNK

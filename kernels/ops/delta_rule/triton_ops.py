@@ -77,7 +77,11 @@ def delta_rule_triton(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.delta_rule` on a GPU; a single token without gradients has a kernel of its own."""
+    """Compute `kernels.delta_rule` on a GPU; a single token without gradients has a kernel of its own.
+
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [N, H, K, V]. Returns
+    o [B, T, H, V] in v's dtype and the state [N, H, K, V] in fp32, or None.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     moves = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)

@@ -75,7 +75,11 @@ _step_tuned = Tuned(_step, STEP_TILES, ["K", "V", "SHARED"])
 def delta_rule_one_token(
     x: Inputs, scale: float, initial: Tensor | None, keep_state: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.delta_rule` of T = 1, without gradients: o and, if asked for, the state after the token."""
+    """Compute `kernels.delta_rule` of T = 1, without gradients.
+
+    x as in `Inputs`; initial [B, H, K, V] or None. Returns o [B, 1, H, V] in v's dtype and, if `keep_state`, the state
+    [B, H, K, V] after the token in fp32, else None.
+    """
     x = Inputs(*(y.contiguous() for y in x))
     initial = None if initial is None else initial.contiguous()
     batch, widths = len(x.q), x.widths

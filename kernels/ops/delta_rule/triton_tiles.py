@@ -35,7 +35,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def decay_of(sums):
-    """exp of sums of gates; by exp2, which takes a GPU two instructions: exp has three more to keep denormals."""
+    """exp of sums of gates [...], elementwise, in fp32.
+
+    By exp2, which takes a GPU two instructions: exp has three more to keep denormals.
+    """
     return tl.exp2(sums * LOG2E)
 
 
@@ -111,14 +114,17 @@ def gate_gradient(up_to, before, always, C: tl.constexpr, SHARED: tl.constexpr):
 
 @triton.jit
 def decay_from_start(g, dtype: tl.constexpr, C: tl.constexpr):
-    """exp(G_i), G_i = Σ_{l≤i} g_l: from the chunk's first token, its gate included, to each."""
+    """exp(G_i) [C, W] or [C] of gates g, G_i = Σ_{l≤i} g_l: from the chunk's first token, gate included, to each."""
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     return decay_of(sum_gates(column <= row, g, dtype))
 
 
 @triton.jit
 def decay_to_end(g, dtype: tl.constexpr, C: tl.constexpr):
-    """exp(G_last − G_i), as exp(Σ_{l>i} g_l): from each token, its own gate excluded, to the chunk's last."""
+    """exp(G_last − G_i) [C, W] or [C] of gates g, as exp(Σ_{l>i} g_l): from each token to the chunk's last.
+
+    A token's own gate is excluded.
+    """
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     return decay_of(sum_gates(column > row, g, dtype))
 
@@ -146,7 +152,10 @@ def decay_to_middle(g, dtype: tl.constexpr, HALF: tl.constexpr, C: tl.constexpr)
 
 @triton.jit
 def across_middle(i, j, HALF: tl.constexpr):
-    """True where row i lies in the right and column j in the left half of one block of 2·HALF tokens."""
+    """True where row i lies in the right and column j in the left half of one block of 2·HALF tokens.
+
+    i, j: integer tiles that broadcast, such as [C, 1] and [1, C] for [C, C].
+    """
     return (i // (2 * HALF) == j // (2 * HALF)) & (i % (2 * HALF) >= HALF) & (j % (2 * HALF) < HALF)
 
 

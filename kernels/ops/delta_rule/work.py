@@ -26,6 +26,8 @@ def work(
     A token meets the c tokens of its chunk in two products of width K and two triangles of values and keys, and the
     state in three products of K × V; c is the chunk's length, or T where that is shorter. Pairs of tokens count half,
     for half of them are masked. Backward has each product twice, once for either factor.
+
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], initial_state [N, H, K, V].
     """
     heads, width, value_width = beta.shape[2], k.shape[3], v.shape[3]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -12,7 +12,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def grouped_linear_torch(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Compute `kernels.grouped_linear`, y_m = W_e · x_m, by one product a group."""
+    """Compute `kernels.grouped_linear`, y_m = W_e · x_m, by one product a group.
+
+    x [M, K], weight [E, N, K], counts [E] with Σ = M -> [M, N].
+    """
     return grouped_linear_op(x, weight, counts)
 
 

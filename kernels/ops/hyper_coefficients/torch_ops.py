@@ -11,7 +11,12 @@ from kernels.dispatch import without_autocast
 def hyper_coefficients_torch(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
 ) -> tuple[Tensor, ...]:
-    """Compute `kernels.hyper_coefficients`: the product first, then its scale."""
+    """Compute `kernels.hyper_coefficients`: the product first, then its scale.
+
+    streams [B, T, n, D], phi [2n + m, n·D], scale [3], bias [2n + m] -> [B, T, n], [B, T, n], [B, T, m],
+    in at least fp32;
+    with hand_on the streams, fourth.
+    """
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         *numbers, handed = _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)

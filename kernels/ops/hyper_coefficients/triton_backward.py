@@ -123,7 +123,11 @@ def numbers_gradients(
 def streams_gradients(
     x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute x̄ and φ̄ from p̄ and c; `more`, if there is any, is added to x̄."""
+    """Compute x̄ [B, T, n, D] and φ̄ [2n + m, n·D] from p̄ and c, in the dtypes of x and phi.
+
+    x [B, T, n, D]; phi [2n + m, n·D]; dproduct p̄ [B·T, 2n + m] and along c [B·T] in fp32; more like x, or None: added
+    to x̄.
+    """
     sizes = sizes_of(x, phi)
     span, count = spans(sizes["TOKENS"], SPANS, SPAN)
     dx = torch.empty_like(x)

@@ -103,5 +103,9 @@ class _Coefficients(torch.autograd.Function):
 def hyper_coefficients_triton(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
 ) -> tuple[Tensor, ...]:
-    """Compute `kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once each way."""
+    """Compute `kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once each way.
+
+    streams [B, T, n, D], phi [2n + m, n·D], scale [3], bias [2n + m] -> [B, T, n], [B, T, n], [B, T, m] in fp32;
+    with hand_on the streams, fourth.
+    """
     return _Coefficients.apply(streams, phi, scale, bias, eps, hand_on)

@@ -31,11 +31,11 @@ def affine(scale, bias, row, ROWS, N: tl.constexpr):
 
 
 def sizes_of(x: Tensor, phi: Tensor) -> dict[str, int]:
-    """Return the sizes of a call by name, as kernels take them."""
+    """Return the sizes of a call with x [B, T, n, D] and phi [2n + m, n·D] by name, as kernels take them."""
     rows, width = phi.shape
     return {"TOKENS": x.numel() // width, "K": width, "ROWS": rows, "BN": padded(rows)}
 
 
 def precision_of(x: Tensor, phi: Tensor) -> str:
-    """Return the precision of products that keeps all digits of the inputs."""
+    """Return the `tl.dot` precision that keeps all digits of x [B, T, n, D] and phi [2n + m, n·D]."""
     return "tf32" if x.dtype == phi.dtype != torch.float32 else "tf32x3"

@@ -14,6 +14,8 @@ def work(
 
     Saved are, in fp32, the product after its scale and the scale; their few operations a token are not counted.
     Where the streams are handed on the backward reads their gradient so far.
+
+    streams [B, T, n, D], phi [2n + m, n·D], scale [3], bias [2n + m].
     """
     tokens = streams.numel() // phi.shape[1]
     product, squares = 2 * tokens * phi.numel(), 2 * streams.numel()

@@ -149,5 +149,9 @@ def _sum_over_tokens(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hyper_post_triton(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
-    """Compute `kernels.hyper_post` on a GPU: memory-bound, each input read once forward and once backward."""
+    """Compute `kernels.hyper_post` on a GPU: memory-bound, each input read once forward and once backward.
+
+    streams [B, T, n, D], z [B, T, D], h_res [B, T, n, n] or [n, n], h_post [B, T, n]
+    -> [B, T, n, D] in the streams' dtype, computed in at least fp32.
+    """
     return _HyperPost.apply(streams, z, h_res, h_post)

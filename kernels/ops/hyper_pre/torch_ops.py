@@ -13,7 +13,11 @@ from kernels.stream_products import row_products, spread, weighted_sum
 def hyper_pre_torch(
     streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float, hand_on: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute `kernels.hyper_pre`: a weighted sum of n rows a token, and PyTorch's norm of it."""
+    """Compute `kernels.hyper_pre`: a weighted sum of n rows a token, and PyTorch's norm of it.
+
+    streams [B, T, n, D], h_pre [B, T, n], gain [D] or None -> y [B, T, D] in the streams' dtype; with hand_on the
+    streams too, second.
+    """
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         y, handed = _Read.apply(streams.to(wide), h_pre.to(wide))

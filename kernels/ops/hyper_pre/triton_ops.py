@@ -102,7 +102,11 @@ def _grid(tokens: int):
 def hyper_pre_triton(
     streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float, hand_on: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute `kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
+    """Compute `kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward.
+
+    streams [B, T, n, D], h_pre [B, T, n], gain [D] or None -> y [B, T, D] in the streams' dtype; with hand_on the
+    streams too, second.
+    """
     if gain is None:
         return _HyperPre.apply(streams, h_pre, hand_on)
     return HyperPreNorm.apply(streams, h_pre, gain, eps, hand_on)

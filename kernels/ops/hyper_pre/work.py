@@ -14,6 +14,8 @@ def work(
 
     With a norm the backward computes y again; the norm's own operations, ten or so a channel of y, are not counted.
     Where the streams are handed on the backward reads their gradient so far.
+
+    streams [B, T, n, D], h_pre [B, T, n], gain [D] or None.
     """
     products = 2 * streams.numel()
     again = 0 if gain is None else products

@@ -12,7 +12,11 @@ from kernels.ops.sparse_attention import sparse_attention
 
 
 def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`kernels.indexed_attention` with this backend of `lightning_topk`, `sparse_attention` and `indexer_kl`."""
+    """`kernels.indexed_attention` with this backend of `lightning_topk`, `sparse_attention` and `indexer_kl`.
+
+    The function returned takes q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], q_idx [B, Tq, HI, DI],
+    k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI] and tau [], and returns o [B, Tq, H, V] and the loss [].
+    """
 
     def run(
         q: Tensor,

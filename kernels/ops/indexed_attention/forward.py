@@ -53,7 +53,10 @@ def rows_of(block: Block, group: int) -> slice:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, indexer: Indexer, rule: AdaptiveK, kind: str, scale: float, learns: bool
 ) -> tuple[Output, Tensor, Indexer | None]:
-    """The output, the loss, and where the indexer `learns` the loss's gradients."""
+    """The output, the loss [] in nats, and where the indexer `learns` the loss's gradients, else None.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V]; kind: the scores, "sigmoid" or "relu".
+    """
     kv_heads, group, time = k.shape[2], q.shape[2] // k.shape[2], q.shape[1]
     queries, values = layout.by_kv_head(q * scale, kv_heads), layout.keys_by_head(v)
     keys = layout.keys_by_head(k).mT.contiguous()
@@ -130,9 +133,9 @@ class _Loss:
         if self.gradients is not None:
             slope = logits.softmax(-1).sub_(target).mul_(self.weight)
             self.gradients.tau.add_((slope * found.scores).sum())
-            self._learn(block, found.active, slope.mul_(self.indexer.tau).unsqueeze(2), kind)
+            self._indexer_gradients(block, found.active, slope.mul_(self.indexer.tau).unsqueeze(2), kind)
 
-    def _learn(self, block: Block, active: Tensor, slope: Tensor, kind: str) -> None:
+    def _indexer_gradients(self, block: Block, active: Tensor, slope: Tensor, kind: str) -> None:
         grads, w = self.gradients, block.rows(self.indexer.w).unsqueeze(-1)
         block.rows(grads.w).copy_((active @ slope.mT).squeeze(-1))
         inner = torch.addcmul(active, active, active, value=-1) if kind == "sigmoid" else active.sign()

@@ -33,7 +33,11 @@ def indexed_attention_torch(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.indexed_attention`: fused where a mask over all keys is cheaper than copies of the selected."""
+    """Compute `kernels.indexed_attention`: fused where a mask over all keys is cheaper than copies of the selected.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI],
+    bias [HI], tau [], gate_logits [B, Tq, H, V] or None -> o [B, Tq, H, V] in q's dtype, the loss [] in at least fp32.
+    """
     if not _fuses(q, k, rule, cu_seqlens):
         options = {"rule": rule, "scale": scale, "scores": scores, "cu_seqlens": cu_seqlens}
         return composed("torch")(q, k, v, q_idx, k_idx, w_idx, bias, tau, gate_logits=gate_logits, **options)
@@ -105,7 +109,10 @@ def indexed_attention_backward_op(
     scale: float,
     selected: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients for q, k, v; `selected`, the most keys that a query has, is for the count of FLOPs."""
+    """Gradients of q [B, T, H, K], k [B, T, Hkv, K] and v [B, T, Hkv, V] in their dtypes, for grad [B, T, H, V] of o.
+
+    o, lse, bits: the tensors of `Output`; selected, the most keys that a query has, is for the count of FLOPs.
+    """
     with without_autocast(q):
         found = attend_backward(grad, Output(o, lse, bits), q, k, v, scale)
     return tuple(x.contiguous() for x in found)

@@ -24,7 +24,12 @@ def gathers(selected: int, keys: int, copied: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A block of queries, the keys it reads, a mask of the keys in the loss, and, where gathered, their places."""
+    """A block of C queries and the S keys that it reads, or n gathered keys a query.
+
+    queries, keys  their places along the axes of queries and keys
+    mask           bool [B or 1, C, S] or [B, C, n]: which keys are in the loss
+    places         integer [B, C, n], where keys are gathered: places among the S keys, −1 where unused; else None
+    """
 
     queries: slice
     keys: slice
@@ -51,7 +56,10 @@ class Part:
 def parts(
     q: Tensor, k: Tensor, q_idx: Tensor, indices: Tensor | None, cu_seqlens: Tensor | None
 ) -> Iterator[Part]:
-    """Yield blocks of queries with all keys that they see or, given indices, with the selected ones."""
+    """Yield blocks of queries with all keys that they see or, given indices, with the selected ones.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], indices [B, Tq, n] or None, cu_seqlens [N+1] or None.
+    """
     (batch, time), keys = q.shape[:2], k.shape[1]
     heads, index_width = max(q.shape[2], q_idx.shape[2]), q_idx.shape[3]
     if indices is None:

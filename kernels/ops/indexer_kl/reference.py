@@ -25,7 +25,11 @@ def indexer_kl_reference(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The loss mean_t KL(p_t ‖ softmax(τ·I_t)), over each sequence, then over sequences; memory Tq × Tk × (H + HI)."""
+    """The loss mean_t KL(p_t ‖ softmax(τ·I_t)), over each sequence, then over sequences; memory Tq × Tk × (H + HI).
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None -> [] in at least fp32, in nats. Source: as `kernels.indexer_kl`.
+    """
     q_idx, k_idx, w_idx, bias, tau = wide(q_idx, k_idx, w_idx, bias, tau)
     queries, keys = q.shape[1], k.shape[1]
     mask = visible(queries, keys, True, None, cu_seqlens, q.device).expand(q.shape[0], -1, -1)

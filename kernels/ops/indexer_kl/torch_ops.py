@@ -30,7 +30,11 @@ def indexer_kl_torch(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.indexer_kl` in blocks of queries; gradients only where autograd needs them."""
+    """Compute `kernels.indexer_kl` in blocks of queries; gradients only where autograd needs them.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None -> [] in at least fp32, in nats.
+    """
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -103,7 +107,11 @@ def indexer_kl_op(
     cu_seqlens: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss [] and its gradients for q_idx, k_idx, w_idx, bias, tau: empty unless `learns`."""
+    """The loss [] and its gradients for q_idx, k_idx, w_idx, bias, tau, in their shapes: empty unless `learns`.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None.
+    """
     indexer = q_idx, k_idx, w_idx, bias, tau
     weights, loss = _weights(q_idx, cu_seqlens), torch.zeros_like(tau)
     grads = [x.new_zeros(x.shape if learns else 0) for x in indexer]

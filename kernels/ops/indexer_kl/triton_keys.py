@@ -77,7 +77,7 @@ def _keys(
 
 @triton.jit
 def scale_by(x, factor, out, SIZE, BLOCK: tl.constexpr):
-    """Multiply: out = factor·x, element by element; the factor is one number on the device."""
+    """Multiply: out [SIZE] = factor·x [SIZE], in out's dtype; factor [] is one number on the device."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     scaled = tl.load(x + place, mask=place < SIZE, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
     tl.store(out + place, scaled.to(out.dtype.element_ty), mask=place < SIZE)

@@ -64,7 +64,7 @@ class _Sums(NamedTuple):
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, scores, cu_seqlens, learns):
-        indexer = (*alike(*_wide_enough(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
+        indexer = (*alike(*_fp16_to_fp32(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         indices = None if indices is None else indices.contiguous()
         call = _Call(q.contiguous(), k.contiguous(), indexer, indices, scale, scores, cu_seqlens)
         loss, found = _loss_and_gradients(call, learns)
@@ -83,7 +83,7 @@ class _IndexerKL(torch.autograd.Function):
         return *scaled, *(None,) * 7
 
 
-def _wide_enough(*tensors: Tensor) -> list[Tensor]:
+def _fp16_to_fp32(*tensors: Tensor) -> list[Tensor]:
     return [x.to(torch.float32) if x.dtype == torch.float16 else x for x in tensors]
 
 
@@ -170,7 +170,11 @@ def indexer_kl_triton(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.indexer_kl` on a GPU; gradients only where autograd needs them."""
+    """Compute `kernels.indexer_kl` on a GPU; gradients only where autograd needs them.
+
+    q [B, T, H, K], k [B, T, Hkv, K], q_idx [B, T, HI, DI], k_idx [B, T, DI], w_idx [B, T, HI], bias [HI], tau [],
+    indices [B, T, n] or None -> [] in fp32, in nats.
+    """
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

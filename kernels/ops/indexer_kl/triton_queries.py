@@ -48,7 +48,14 @@ def _attention_sums(
     q, k, indices, lse, table, cu, scale, T, N, G, HKV, K, SELECTED: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """lse [B·T, H] = log Σ_s e^(scale·q_th·k_s) over the keys that t sees; in: q, k, indices."""
+    """lse_th = log Σ_s e^(scale·q_th·k_s) over the keys that t sees, of BQ queries and up to BG heads of one KV head.
+
+    in         q [B·T, H, K], k [B·T, HKV, K]; indices [B, T, N] where SELECTED
+    out        lse [B·T, H] in fp32
+    layout     table, cu of chunks of BQ queries
+    sizes      scale; T tokens a sequence; N places of a list; G query heads a KV head; HKV KV heads; K width
+    constants  SELECTED: keys of lists, of one query a program; BQ, BG; BS keys of a tile; BK ≥ K
+    """
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
     if sequence >= 0:
         query = first + tl.arange(0, BQ)

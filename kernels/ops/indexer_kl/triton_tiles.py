@@ -15,7 +15,11 @@ from kernels.triton_common.tiles import load_rows
 
 @triton.jit
 def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELECTED: tl.constexpr):
-    """The next BS keys of one query's list or of the axis; which exist, and which each query sees."""
+    """The next BS keys of one query's list or of the axis.
+
+    query int64 [BQ] on the axis of B·T, exists bool [BQ]: the queries, one of them where SELECTED; indices [B, T, N].
+    Returns key int64 [BS], their rows of the axis; is_key bool [BS]; visible bool [BQ, BS], which each query sees.
+    """
     place = start + tl.arange(0, BS)
     if SELECTED:
         index = tl.load(indices + query[:, None] * N + place[None], mask=(place < N)[None], other=-1)
@@ -61,7 +65,13 @@ def attention_mean(
     q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """p_ts [BQ, BS]: the attention that the keys get, averaged over heads; lse [·, H] is its log Σ exp."""
+    """p_ts [BQ, BS] in fp32: the attention that the keys get, averaged over the heads.
+
+    in         q [B·T, H, K], k [B·T, HKV, K]; lse [B·T, H], log Σ_s e^(scale·q_th·k_s) of every query and head
+    place      query [BQ] and whether it exists; key [BS] and is_key; visible [BQ, BS]: as of `seen_keys`
+    sizes      scale; G query heads a KV head; HKV KV heads; K width
+    constants  BQ queries, BG heads and BS keys of a tile; BK ≥ K
+    """
     p = tl.zeros((BQ, BS), tl.float32)
     for part in range(HKV * tl.cdiv(G, BG)):
         q_tile, kv_head, row, is_row = attention_queries(q, query, exists, part, G, HKV, K, BQ, BG, BK)

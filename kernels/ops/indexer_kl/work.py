@@ -24,6 +24,9 @@ def work(
     All are made in the forward pass; the backward scales gradients. The kernels compute the attention's
     products and the indexer's scores three times each rather than store them; repetitions are not counted. Pairs are
     those visible in a batch or, of those, as many as the lists have places for; packed sequences have fewer.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None.
     """
     batch, time, heads, width = q.shape
     pairs = batch * listed_pairs(time, time, time if indices is None else indices.shape[2])

@@ -32,7 +32,10 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "s
 
 
 def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
-    """`index_scores` without gradient, in which equal keys get equal scores in fp32 wherever they stand."""
+    """`index_scores` without gradient, in which equal keys get equal scores in fp32 wherever they stand.
+
+    q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI] or [B, C, S, DI] -> [B, C, S].
+    """
     return weighted_sum(active_alike(q, k, bias, scores), w)
 
 
@@ -117,7 +120,7 @@ def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in one dtype, fp32 or wider: in bf16 most scores would be ties."""
+    """The tensors [...] in one dtype, fp32 or wider, in their shapes: in bf16 most scores would be ties."""
     dtype = torch.float32
     for x in tensors:
         dtype = torch.promote_types(dtype, x.dtype)

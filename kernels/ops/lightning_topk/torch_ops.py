@@ -34,7 +34,10 @@ def lightning_topk_torch(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator."""
+    """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
+    """
     inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
     if only_sizes(q_idx):
         counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
@@ -82,7 +85,10 @@ def lightning_topk_step(
     k_max: int,
     scores: str,
 ) -> Tensor:
-    """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked."""
+    """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked.
+
+    q [B, 1, HI, DI], k_idx [B, Tk, DI], w [B, 1, HI], bias [HI], k [B, 1] or a rule -> int32 [B, 1, k_max].
+    """
     with without_autocast(q):
         found = newest_scores(q, k_idx, w, bias, scores)
         rank = ranks(found, w, scores)
@@ -92,18 +98,18 @@ def lightning_topk_step(
             best = rank.topk(min(count, k_max, rank.shape[-1]), -1).indices
             return _latest_first(best.to(torch.int32), k_max)
         counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
-        return _best(rank, counts.clamp(1, k_max), k_max)
+        return _top_places(rank, counts.clamp(1, k_max), k_max)
 
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
-    best = best_places if rank.device.type == "cpu" else _best
+    best = best_places if rank.device.type == "cpu" else _top_places
     chosen = best(best_first(rank, block), counts, k_max)
     return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
 
 
-def _best(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
+def _top_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
     """Places of the `counts` [B, C] highest ranks [B, C, S], latest first, int32 [B, C, k_max], −1 where unused."""
     take = min(k_max, rank.shape[-1])
     best = rank.topk(take, -1).indices

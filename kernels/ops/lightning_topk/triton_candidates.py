@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _best(ranks, wanted):
+def _top_candidates(ranks, wanted):
     """A mask of the best `wanted` candidates, and the lowest rank among those.
 
     ranks [ROWS, CAPACITY], −1 where there is no candidate. The lowest rank is put together bit by bit: the largest
@@ -50,7 +50,7 @@ def prune(buffer, scratch, held, K_MAX, BQ: tl.constexpr, CAPACITY: tl.constexpr
         row = start + tl.arange(0, ROWS)
         cell, ranks = _candidates(buffer, scratch, row, CAPACITY)
         # S = the best K_MAX candidates, moved to the front in their order
-        chosen, lowest = _best(ranks, tl.full((ROWS,), 0, tl.int32) + K_MAX)
+        chosen, lowest = _top_candidates(ranks, tl.full((ROWS,), 0, tl.int32) + K_MAX)
         places = tl.load(cell + CAPACITY, mask=chosen, other=0)
         many = tl.sum(chosen.to(tl.int32), axis=1)
         target = buffer + row[:, None] * (2 * CAPACITY) + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
@@ -80,7 +80,7 @@ def write_best(
         cell, ranks = _candidates(buffer, scratch, row, CAPACITY)
         fewest = tl.load(scratch + BQ + row)
         # S_t = the best `wanted` candidates, from the latest to the earliest
-        chosen, _lowest = _best(ranks, fewest)
+        chosen, _lowest = _top_candidates(ranks, fewest)
         places = tl.load(cell + CAPACITY, mask=chosen, other=0)
         target = out + row.to(tl.int64)[:, None] * K_MAX
         many = tl.sum(chosen.to(tl.int32), axis=1)

@@ -55,7 +55,7 @@ def index_sizes(q_idx: Tensor) -> dict[str, int]:
 
 
 def alike(q_idx: Tensor, k_idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q_idx and k_idx, contiguous and in one dtype: their own where it is the same, else fp32.
+    """Return q_idx [B, Tq, HI, DI] and k_idx [B, Tk, DI], contiguous and in one dtype: theirs if it is one, else fp32.
 
     Products of 16-bit numbers are exact in fp32, so that casting them changes no score.
     """
@@ -75,7 +75,10 @@ def lightning_topk_triton(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.lightning_topk` on a GPU."""
+    """Compute `kernels.lightning_topk` on a GPU.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
+    """
     q_idx, k_idx = alike(q_idx.detach(), k_idx.detach())
     counts, rule = (k.contiguous(), None) if isinstance(k, Tensor) else (None, k)
     settings = (rule.base, rule.least, rule.most, rule.beta, rule.reference) if rule else (1, 1, 1, 1.0, 1.0)

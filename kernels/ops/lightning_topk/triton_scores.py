@@ -14,10 +14,12 @@ _WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number
 
 @triton.jit
 def query_block(table, cu, cu_keys, row, BQ: tl.constexpr):
-    """A chunk of queries: whether it is busy, their rows, which exist, positions among the keys, the first key.
+    """A chunk of BQ queries, by its row of the table: which they are and where they stand.
 
-    The last query of a sequence stands at its last key. Positions count from the sequence's first key, whose row is
-    the last of what is returned.
+    returns  busy: whether the row has a chunk; query int64 [BQ], their rows of the axis B·Tq; exists bool [BQ];
+             position int64 [BQ] among the keys of their sequence; key_begin, the row of the sequence's first key
+
+    The last query of a sequence stands at its last key. table, cu: of chunks of queries; cu_keys [N+1]: bounds of keys.
     """
     sequence, begin, end, first = chunk_bounds(table, cu, row, BQ)
     busy = tl.maximum(sequence, 0)

@@ -13,6 +13,8 @@ def work(
     """Operations and bytes of a call: the scores of the pairs that are visible in a batch, once; no backward.
 
     Writes to candidate buffers are not counted. Packed sequences have fewer pairs than this.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI]; k as in `kernels.lightning_topk`.
     """
     batch, queries, heads, width = q_idx.shape
     keys = k_idx.shape[1]

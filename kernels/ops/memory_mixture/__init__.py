@@ -117,7 +117,11 @@ def check_memory_mixture(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Raise ValueError if the arguments of `memory_mixture` do not fit each other."""
+    """Raise ValueError if the arguments of `memory_mixture` do not fit each other.
+
+    They are q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], routes [B, T, R] (integers),
+    weights [B, T, R], initial_state [N, M, H, K, V] or None, cu_seqlens [N+1] or None (B = 1).
+    """
     names = ("q", "k", "v", "g", "beta", "routes", "weights")
     tensors = (q, k, v, g, beta, routes, weights)
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(names, tensors, strict=True))

@@ -28,6 +28,10 @@ def memory_mixture_reference(
     """Compute `kernels.memory_mixture` for every sequence by itself, token by token.
 
     The only form that checks the routes: raises ValueError for a memory outside [0, M) or named twice.
+
+    q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], routes integer [B, T, R],
+    weights [B, T, R], initial_state [N, M, H, K, V] or None. Returns o [B, T, H, V] in v's dtype and
+    the memories [N, M, H, K, V] in at least fp32, or None.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)

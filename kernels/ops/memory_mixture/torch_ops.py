@@ -24,7 +24,12 @@ def memory_mixture_torch(
     cu_seqlens: Tensor | None = None,
     update: str = "gated_delta",
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.memory_mixture`: sort, run the update over segments of any length, sort back, mix."""
+    """Compute `kernels.memory_mixture`: sort, run the update over segments of any length, sort back, mix.
+
+    q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], routes integer [B, T, R],
+    weights [B, T, R], initial_state [N, M, H, K, V] or None. Returns o [B, T, H, V] in v's dtype and
+    the memories [N, M, H, K, V] in at least fp32, or None.
+    """
     memories = k.shape[2]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     visits = sort_visits(routes, memories, cu_seqlens)

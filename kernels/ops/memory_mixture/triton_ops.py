@@ -32,7 +32,12 @@ def memory_mixture_triton(
     cu_seqlens: Tensor | None = None,
     update: str = "gated_delta",  # others are refused before
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.memory_mixture` on a GPU; a single token without gradients has a kernel of its own."""
+    """Compute `kernels.memory_mixture` on a GPU; a single token without gradients has a kernel of its own.
+
+    q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], routes integer [B, T, R],
+    weights [B, T, R], initial_state [N, M, H, K, V] or None. Returns o [B, T, H, V] in v's dtype and
+    the memories [N, M, H, K, V] in fp32, or None.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     memories = k.shape[2]
     given = (q, k, v, g, beta, weights, initial_state)

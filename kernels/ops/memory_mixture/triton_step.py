@@ -68,7 +68,12 @@ def memory_mixture_one_token(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, routes: Tensor, weights: Tensor, scale: float,
     initial: Tensor | None, keep_state: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute `kernels.memory_mixture` of T = 1, without gradients: o and, if asked for, the new memories."""
+    """Compute `kernels.memory_mixture` of T = 1, without gradients: o and, if asked for, the new memories.
+
+    q [B, 1, H, K], k [B, 1, M, H, K], v [B, 1, M, H, V], g, beta [B, 1, M, H], routes integer [B, 1, R],
+    weights [B, 1, R], initial [B, M, H, K, V] or None. Returns o [B, 1, H, V] in v's dtype and, if `keep_state`, the
+    memories [B, M, H, K, V] in fp32, else None.
+    """
     q, k, v, g, beta, routes, weights = (x.contiguous() for x in (q, k, v, g, beta, routes, weights))
     initial = None if initial is None else initial.contiguous()
     batch, _, memories, heads, value_width = v.shape

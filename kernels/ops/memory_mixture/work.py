@@ -26,6 +26,9 @@ def work(
 
     The operations are the delta rule's over R·T tokens, and a sum over every token's visits. Of keys
     and values only the visited rows are read; backward writes a gradient, mostly zeros, for every row.
+
+    q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], routes integer [B, T, R],
+    weights [B, T, R], initial_state [N, M, H, K, V] or None.
     """
     (batch, time, memories, heads, width), value_width = k.shape, v.shape[4]
     slots, sequences = routes.shape[2], batch if cu_seqlens is None else cu_seqlens.shape[0] - 1

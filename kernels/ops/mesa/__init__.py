@@ -114,7 +114,11 @@ def check_mesa(
     initial_state: tuple[Tensor, Tensor] | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Raise ValueError if the arguments of `mesa` do not fit each other."""
+    """Raise ValueError if the arguments of `mesa` do not fit each other.
+
+    They are q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], cg_steps ≥ 1, initial_state (H [N, H,
+    K, K], G [N, H, K, V]) or None, cu_seqlens [N+1] or None (B = 1).
+    """
     if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3]:
         raise ValueError(f"mesa needs q, k [B, T, H, K] and v [B, T, H, V], got {_shapes(q=q, k=k, v=v)}")
     if g.shape != q.shape[:3] or beta.shape != q.shape[:3]:

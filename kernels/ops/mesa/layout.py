@@ -60,7 +60,10 @@ class Chunks:
 
     @staticmethod
     def of(tokens: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
-        """The chunks of `size` tokens, or fewer if there are not so many, of T tokens in all."""
+        """The chunks of C = `size` tokens, or fewer if there are not so many, of T = `tokens` in all.
+
+        cu_seqlens: [N+1] of packed sequences, or None.
+        """
         size = max(1, min(size, tokens))
         return Chunks(tokens, size, None if cu_seqlens is None else Packing.of(cu_seqlens, tokens, size))
 

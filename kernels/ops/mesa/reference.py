@@ -28,6 +28,9 @@ def mesa_reference(
     """Compute `kernels.mesa` for every sequence by itself, in at least fp32.
 
     Gradients go through the steps of the conjugate gradient.
+
+    q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], initial_state (H [N, H, K, K], G [N, H, K, V]) or
+    None. Returns o [B, T, H, V] in q's dtype and (H, G) in at least fp32, or None.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     tokens = [x.to(wide) for x in (q, k, v, g.to(wide).exp(), beta)]
@@ -93,6 +96,8 @@ def iterates(a: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:
     """Yield the conjugate gradients' approximations of a⁻¹·b: 0 before the first step, and one after each.
 
     Preconditioned by the diagonal. A residual far below rounding counts as 0: its ratios are noise.
+
+    a [..., K, K], symmetric positive definite; b [..., K] -> each [..., K], in the dtype of b.
     """
     diagonal = a.diagonal(dim1=-2, dim2=-1)
     x, r = torch.zeros_like(b), b

@@ -97,7 +97,9 @@ backward_costs(torch.ops.archzoo.mesa_solve, 1)  # the second solve, whatever th
 
 
 def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:
-    """Take at most `steps` steps from x = 0 for every token by itself, preconditioned by the diagonal (Jacobi).
+    """Solve A_t·x_t = b_t for every token by itself, by at most `steps` preconditioned (Jacobi) steps from x = 0.
+
+    b [L, C, K] -> x [L, C, K] in b's dtype; the systems A_t = H_t + Λ: `Systems`.
 
     b is scaled to 1, so that a small gradient does not underflow when it is squared. A token whose residual
     has fallen to a hundredth of the rounding error does not change from then on; 0/0 cannot occur.

@@ -38,6 +38,9 @@ def mesa_torch(
         H_t = c_t·H₀ + Σ_s W_ts·k_s·k_sᵀ,   G_t = c_t·G₀ + Σ_s W_ts·k_s·v_sᵀ      over s ≤ t of the chunk
 
     so that H_t·x and G_tᵀ·x are small products for all tokens of a chunk and no H_t is ever formed.
+
+    q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], initial_state (H [N, H, K, K], G [N, H, K, V]) or
+    None. Returns o [B, T, H, V] in q's dtype and (H, G) in at least fp32, or None.
     """
     if _is_step(q, initial_state, cu_seqlens):
         o, after = mesa_torch_step(q, k, v, g, beta, lamb, cg_steps, initial_state)

@@ -21,7 +21,11 @@ CHECK_EVERY = 4
 def mesa_torch_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, lamb: Tensor, cg_steps: int, state: State
 ) -> tuple[Tensor, State]:
-    """Compute `kernels.mesa` of T = 1 tokens from a state, without gradient, and the state after it."""
+    """Compute `kernels.mesa` of T = 1 tokens from a state, without gradient, and the state after it.
+
+    q, k [B, 1, H, K], v [B, 1, H, V], g, beta [B, 1, H], lamb [H, K], state (H [B, H, K, K], G [B, H, K, V]). Returns
+    o [B, 1, H, V] in q's dtype and the new (H, G).
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q):
         one, key, value = (x[:, 0].to(wide) for x in (q, k, v))

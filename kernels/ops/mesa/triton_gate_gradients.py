@@ -32,9 +32,15 @@ def _exchange(
     read, written, across, y, v, h, dh, first, row, rows, head, H, i, K, V,
     PRECISION: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """Rows i of h·y_t and of dh·v_s, on top of `read` and `written` [C, i], and Σ h⊙dh over them, on top of `across`.
+    """Rows i of h·y_t and of dh·v_s, on top of `read` and `written`, and Σ h⊙dh over them, on top of `across`.
 
-    h is a state before the chunk, dh its gradient after it: [K, V], whose rows are multiplied as they lie in memory.
+    h is a state before the chunk, dh its gradient after it, whose rows are multiplied as they lie in memory.
+
+    inputs     read, written [C, BI], across []: sums so far; y, v [T, H, V]; h, dh [K, V]
+    outputs    read, written [C, BI], across [], returned, in fp32
+    place      first token, row [C], rows of the chunk; head; i [BI], rows of the states
+    sizes      H heads; K, V widths of a state
+    constants  PRECISION of products; BJ columns of a tile
     """
     for start in range(0, V, BJ):
         j = start + tl.arange(0, BJ)

@@ -97,7 +97,11 @@ _key_gradients_tuned = Tuned(_key_gradients, tile_configs("BI", "BJ"), ["K", "V"
 def key_gradients(
     x: Tensor, y: Tensor, tokens: Tokens, do: Tensor, after: States, layout: ChunkLayout, precision: str
 ) -> Tensor:
-    """Compute dk in k's type; `after` are the gradients of H and G after every chunk."""
+    """Compute dk [B, T, H, K] in k's type.
+
+    x, y [B, T, H, K] in fp32: the solutions for q and for the gradient of the solutions; do [B, T, H, V] of the output;
+    after: the gradients of H [chunks, H, K, K] and G [chunks, H, K, V] after every chunk.
+    """
     heads, height, width = x.shape[2], x.shape[3], tokens.v.shape[3]
     dk = torch.empty_like(tokens.k)
     _key_gradients_tuned[lambda meta: (layout.chunks, heads, triton.cdiv(height, meta["BJ"]))](

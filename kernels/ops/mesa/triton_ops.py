@@ -121,7 +121,11 @@ def mesa_triton(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Compute `kernels.mesa` on a GPU: bound by the products of the conjugate gradient, about 2·(K + 2·64)·K a step."""
+    """Compute `kernels.mesa` on a GPU: bound by the products of the conjugate gradient, about 2·(K + 2·64)·K a step.
+
+    q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], initial_state (H [N, H, K, K], G [N, H, K, V]) or
+    None. Returns o [B, T, H, V] in q's dtype and (H, G) in fp32, or None.
+    """
     state = initial_state or (None, None)
     tensors = q, k, v, g, beta, lamb
     moving = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *state))

@@ -24,7 +24,7 @@ def _added(states, decays, step, begin, chunks, head, H, element, size, BACKWARD
 
 
 @triton.jit
-def _through(
+def _scan_states(
     states, decays, outer, final, program, begin, chunks, strip, H, A, B,
     BACKWARD: tl.constexpr, SYMMETRIC: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
@@ -73,11 +73,11 @@ def _scan(
     chunks = tl.load(firsts + program // H + 1).to(tl.int64) - begin
     strips = tl.cdiv(K * K, E)
     if strip < strips:
-        _through(
+        _scan_states(
             states_kk, decays, outer_kk, final_kk, program, begin, chunks, strip, H, K, K, BACKWARD, True, E
         )
     else:
-        _through(
+        _scan_states(
             states_kv, decays, outer_kv, final_kv, program, begin, chunks, strip - strips, H, K, V, BACKWARD, False, E
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ Conjugate gradients, preconditioned by the diagonal D of H_t + Λ = A: from x = 
 
     α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← D⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 
-Half-precision inputs: A·p is taken from fp16 parts (triton_halves). S is two and the keys are one, exactly. In the
+Half-precision inputs: A·p is taken from fp16 parts (triton_split_fp16). S is two and the keys are one, exactly. In the
 first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left,
 and one part each, with errors of 2⁻¹² of that, takes four products in place of seven. Where systems are solved the
 result is fp32's; where 30 steps do not solve them (8,192 keys of cosine 0.9: fp32's own rounding leads 1.6e-3 away from
@@ -25,12 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.mesa.triton_arguments import Tokens
-from kernels.ops.mesa.triton_halves import (
-    halves,
+from kernels.ops.mesa.triton_split_fp16 import (
     power_below,
-    product_of_halves,
-    product_with_halves,
+    product_split_both,
+    product_split_left,
     reciprocal,
+    split_fp16,
 )
 from kernels.ops.mesa.triton_tiles import (
     decay_of_pairs,
@@ -64,7 +64,14 @@ def _in_tiles(
     p, x, k, state, first, row, source, rows, head, H, column, K,
     PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p."""
+    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p.
+
+    inputs     p [R, BK]; k [T, H, K]; state S [K, K]
+    outputs    pairs [R, C], carried [R, BK], returned, in fp32; x [T, H, K], room for p
+    place      first token, row [R] and source [C] of the chunk, rows; head; column [BK]
+    sizes      H heads; K key width
+    constants  PRECISION of products; R tokens a program; C tokens a chunk; BK ≥ K; BS rows of a tile
+    """
     store_tokens(x, p, first, row, rows, head, H, column, K)
     tl.debug_barrier()  # p is there as a whole
     pairs = tl.zeros((R, C), tl.float32)
@@ -91,18 +98,28 @@ def _iterate(
     x, k, state, first, row, source, rows, head, H, column, K,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """At most `steps` conjugate gradients for R tokens; returns p times shrink, r, x, rᵀz, pᵀD·p and shrink after them.
+    """At most `steps` conjugate gradients for R tokens, from where earlier ones ended; all in fp32.
 
-    A = Λ + c_t·S + Σ W_ts·k_s·k_sᵀ is given by ridge [BK], carry [R, 1], weights [R, C] and keys [C, BK].
-    PARTS of fp16 (1 or 2), of p and weights: S = high + low, both and keys in fp16. PARTS = 0: S = high, by PRECISION.
+    A = Λ + c_t·S + Σ_s W_ts·k_s·k_sᵀ, its diagonal D. A token goes on while rᵀz > enough, and all while one does.
+
+    iterates   p [R, BK], times shrink; r, solution x [R, BK]; rz = rᵀz, energy = pᵀD·p, shrink [R]. They are returned
+               as they are after the last step, in this order
+    stop rule  steps; enough [R]
+    system     ridge Λ [BK], lowest of it []; inverse D⁻¹ [R, BK]; carry c [R, 1]; weights W [R, C]; keys [C, BK];
+               S [BK, BK] = high + low, both and keys in fp16 where PARTS, else S = high
+    in memory  for BS < BK, where S stands in no register: x [T, H, K], room for p; k [T, H, K]; state S [K, K]
+    place      first token, row [R] and source [C] of the chunk, rows; head; column [BK]
+    sizes      H heads; K key width
+    constants  PRECISION of products, for PARTS = 0; PARTS of fp16 (1 or 2) of p and of what multiplies keys, 0: none;
+               R tokens a program; C tokens a chunk; BK ≥ K; BS rows of S at a time
     """
     step = 0
     while (step < steps) & (tl.max(rz - enough, axis=0) > 0):
         live = rz > enough
         # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
         if PARTS:
-            pairs = product_of_halves(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
-            carried = product_with_halves(p, high, low, tl.zeros((R, BK), tl.float32), PARTS)
+            pairs = product_split_left(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
+            carried = product_split_both(p, high, low, tl.zeros((R, BK), tl.float32), PARTS)
         elif BS == BK:
             pairs = product(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PRECISION)
             carried = product(p, high, tl.zeros((R, BK), tl.float32), PRECISION)
@@ -112,7 +129,7 @@ def _iterate(
             )
         ap = p * ridge[None] + carry * carried
         if PARTS:
-            ap = product_of_halves(weights * pairs, keys, ap, PARTS)
+            ap = product_split_left(weights * pairs, keys, ap, PARTS)
         else:
             ap = product(weights * pairs, keys, ap, PRECISION)
         # α = rᵀz / pᵀA·p, and times shrink once, for p is held times shrink
@@ -190,13 +207,13 @@ def _solve(
             weights *= 1 / most
             on_diagonal *= 1 / size
             wide *= 1 / length
-            high, low = halves(start * (1 / size))
+            high, low = split_fp16(start * (1 / size))
             keys = wide.to(tl.float16)
         # D_t = diag(Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)
         diagonal = ridge[None] + carry * on_diagonal[None]
         if HALVES:
-            squares_high, squares_low = halves(wide * wide)
-            diagonal = product_with_halves(weights, squares_high, squares_low, diagonal, 2)
+            squares_high, squares_low = split_fp16(wide * wide)
+            diagonal = product_split_both(weights, squares_high, squares_low, diagonal, 2)
         else:
             diagonal = product(weights, wide * wide, diagonal, PRECISION)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.

@@ -32,7 +32,14 @@ def _written(
     a, b, weight, state, first, row, rows, head, across, down, H, A, B,
     MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile [BA, BB] of Σ_s w_s·a_s·b_sᵀ in a state [A, B]; MIRRORED: of Σ_s w_s·(a_s·b_sᵀ + b_s·a_sᵀ)."""
+    """Store a tile [BA, BB] of Σ_s w_s·a_s·b_sᵀ in a state; MIRRORED: of Σ_s w_s·(a_s·b_sᵀ + b_s·a_sᵀ).
+
+    inputs     a [T, H, A], b [T, H, B]; weight w [C]
+    outputs    state [A, B]
+    place      first token, row [C], rows of the chunk; head; down, across: the tile's number along A and B
+    sizes      H heads; A, B widths
+    constants  MIRRORED; PRECISION of products; BA, BB sides of the tile
+    """
     i, j = down * BA + tl.arange(0, BA), across * BB + tl.arange(0, BB)
     total = tl.zeros((BA, BB), tl.float32)
     left = _weighted(a, weight, first, row, rows, head, H, i, A)

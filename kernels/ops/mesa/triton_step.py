@@ -154,7 +154,11 @@ def mesa_step(
     state: tuple[Tensor | None, Tensor | None],
     output_final_state: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Compute `kernels.mesa` of T = 1, without gradients, one program a sequence and head."""
+    """Compute `kernels.mesa` of T = 1, without gradients, one program a sequence and head.
+
+    q, k [B, 1, H, K], v [B, 1, H, V], g, beta [B, 1, H], lamb [H, K], state (H [B, H, K, K], G [B, H, K, V]) or Nones.
+    Returns o [B, 1, H, V] in q's dtype and, if `output_final_state`, (H, G) in fp32, else None.
+    """
     q, k, v, g, beta, lamb = (x.contiguous() for x in (q, k, v, g, beta, lamb))
     state = [x if x is None else x.contiguous() for x in state]
     (sequences, _, heads, width), value_width = q.shape, v.shape[3]

@@ -34,7 +34,7 @@ def _parts(x):
 
 @triton.jit
 def product(x, y, total, PRECISION: tl.constexpr):
-    """total + x·y in fp32, of x in fp32 and y as stored.
+    """total + x·y [M, N] in fp32, of x [M, K] in fp32 and y [K, N] as stored.
 
     PRECISION as `tl.dot` has it, or "parts": of two bf16 parts of each. A bf16 number is one part already, so that two
     products do; of two fp32 ones it takes three, without that of low parts.
@@ -59,13 +59,13 @@ def load_tokens(x, first, row, rows, head, H, column, WIDTH):
 
 @triton.jit
 def load_stored(x, first, row, rows, head, H, column, WIDTH):
-    """Load as `load_tokens` does, in x's type."""
+    """x [T, H, WIDTH] of a chunk and head, a tile [row, column] in x's type."""
     return load_head_rows(x + first * H * WIDTH, row, rows, head, H, column, WIDTH)
 
 
 @triton.jit
 def store_tokens(x, tile, first, row, rows, head, H, column, WIDTH):
-    """Write what `load_tokens` would load, rounded to x's type."""
+    """Write a tile [row, column] to x [T, H, WIDTH], where `load_tokens` would load it, rounded to x's type."""
     store_head_rows(x + first * H * WIDTH, tile, row, rows, head, H, column, WIDTH)
 
 
@@ -77,7 +77,7 @@ def load_scalars(x, first, row, rows, head, H):
 
 @triton.jit
 def store_scalars(x, values, first, row, rows, head, H):
-    """Write what `load_scalars` would load, rounded to x's type."""
+    """Write values [row] to x [T, H], where `load_scalars` would load them, rounded to x's type."""
     store_head_scalars(x + first * H, values, row, rows, head, H)
 
 

@@ -28,6 +28,9 @@ def work(
     A product with a token's matrix is K or V columns of a chunk's state and, for the chunk itself, twice 64/2
     tokens. One token by itself has no chunk: it is written into the state first. States between chunks
     and the solutions are not counted as bytes: they could stay in caches.
+
+    q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], initial_state (H [N, H, K, K], G [N, H, K, V]) or
+    None.
     """
     key, value = q.shape[3], v.shape[3]
     tokens = q.shape[0] * q.shape[1] * q.shape[2]

@@ -90,7 +90,10 @@ def packed_counts(cu_seqlens: Tensor, block_size: int, stride: int) -> Tensor:
 
 
 def pieces(cu_seqlens: Tensor | None, time: int, sizes: Sizes) -> list[tuple[slice, slice]]:
-    """The tokens and the compressed blocks of every sequence, as slices; reads cu_seqlens on the host."""
+    """The tokens and the compressed blocks of every sequence, as slices of their axes; reads cu_seqlens on the host.
+
+    cu_seqlens [N+1] -> N pairs; None: one sequence of `time` tokens.
+    """
     if cu_seqlens is None:
         return [(slice(0, time), slice(0, sizes.compressed(time)))]
     out, block = [], 0

@@ -46,7 +46,10 @@ class QueryBlock:
 
 
 def compression_blocks(q: Tensor, time: int, sizes: Sizes) -> Iterator[QueryBlock]:
-    """Blocks of queries over the compressed blocks that end at them or before; query i stands at i + time − Tq."""
+    """Blocks of queries over the compressed blocks that end at them or before; query i stands at i + time − Tq.
+
+    q [B, Tq, H, K]; time: Tk.
+    """
     for first, last, t in _queries(q, sizes.compressed(time), time):
         position = int(time - q.shape[1] + first)
         whole, seen = sizes.compressed(position + 1), sizes.compressed(position + last - first)
@@ -57,7 +60,10 @@ def compression_blocks(q: Tensor, time: int, sizes: Sizes) -> Iterator[QueryBloc
 
 
 def window_blocks(q: Tensor, time: int, window: int) -> Iterator[QueryBlock]:
-    """Blocks of queries over the last `window` tokens of each; query i stands at i + time − Tq."""
+    """Blocks of queries over the last `window` tokens of each; query i stands at i + time − Tq.
+
+    q [B, Tq, H, K]; time: the keys that there are; window ≥ 1.
+    """
     for first, last, t in _queries(q, min(time, 2 * window), time):
         position, count = time - q.shape[1] + first, last - first
         begin, end = max(0, position - window + 1), position + count
@@ -85,7 +91,10 @@ def attend(
     v: Tensor,
     on_weights: Callable[[QueryBlock, Tensor], None] | None = None,
 ) -> Tensor:
-    """Attention [B, Tq, H, V]; `on_weights` is called with every block and its weights [B, Hkv, C, G, S]."""
+    """Attention [B, Tq, H, V] in q's dtype, of q [B, Tq, H, K] (scaled), k [B, S, Hkv, K] and v [B, S, Hkv, V].
+
+    `on_weights` is called with every block and its weights [B, Hkv, C, G, S].
+    """
     kv_heads, dtype = k.shape[2], q.dtype
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     for part in blocks:
@@ -100,7 +109,10 @@ def attend(
 def attend_backward(
     blocks: Iterable[QueryBlock], grad: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v."""
+    """Gradients of q [B, Tq, H, K], k [B, S, Hkv, K] and v [B, S, Hkv, V] in their dtypes.
+
+    grad, out [B, Tq, H, V]: the gradient of the output of `attend`, and that output; the weights are computed again.
+    """
     kv_heads, dtype = k.shape[2], q.dtype
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
     for part in blocks:

@@ -25,7 +25,11 @@ def nsa_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.nsa_attention` one sequence after another; memory Tq × Tk a head."""
+    """Compute `kernels.nsa_attention` one sequence after another; memory Tq × Tk a head.
+
+    q, q_rotated [B, Tq, H, K]; compressed, selected, sliding: pairs of k [B, M or Tk, Hkv, K], v [B, M or Tk, Hkv, V];
+    gates [B, Tq, H, 3] -> [B, Tq, H, V] in q's dtype.
+    """
     if cu_seqlens is None:
         return _sequence(q, compressed, selected, sliding, gates, q_rotated, sizes, scale)
     out = []

@@ -100,7 +100,11 @@ def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Siz
 def selected_backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; the weights are computed again."""
+    """Gradients of q [B, Tq, H, K], k [B, Tk, Hkv, K] and v [B, Tk, Hkv, V]; the weights are computed again.
+
+    grad, out [B, Tq, H, V] and lse [B, Tq, H]: the gradient and the results of `selected_forward`; chosen int32
+    [B, Tq, Hkv, n], the selected blocks.
+    """
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
     blocks = Blocks(k, v, sizes, q.dtype)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(blocks.keys), torch.zeros_like(blocks.values)

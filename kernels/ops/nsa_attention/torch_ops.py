@@ -43,7 +43,11 @@ def nsa_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.nsa_attention`: the three branches, then their gated sum."""
+    """Compute `kernels.nsa_attention`: the three branches, then their gated sum.
+
+    q, q_rotated [B, Tq, H, K]; compressed, selected, sliding: pairs of k [B, M or Tk, Hkv, K], v [B, M or Tk, Hkv, V];
+    gates [B, Tq, H, 3] -> [B, Tq, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if _is_step(q, cu_seqlens):
         kv = (compressed, selected, sliding)
@@ -89,7 +93,11 @@ def backward(
     sliding: Pair,
     sizes: Sizes,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, q_rotated, and k and v of the three branches."""
+    """Gradients of q, q_rotated [B, Tq, H, K], and of every branch's k [B, M or Tk, Hkv, K] and v [B, M or Tk, Hkv, V].
+
+    grads: three [B, Tq, H, V] of the branches' outputs; results: what `forward` returned. The eight gradients come in
+    the order of compression, selection, window.
+    """
     coarse, fine, near, lse, chosen = results
     rows = compression_blocks(q, selected[0].shape[1], sizes)
     dq, *d_compressed = attend_backward(rows, grads[0], coarse, q, *compressed)
@@ -112,7 +120,12 @@ def branches_op(
     sizes: list[int],
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run `forward` on every sequence; selected blocks are numbered within their sequence. q, q_rotated are scaled."""
+    """Run `forward` on every sequence; selected blocks are numbered within their sequence.
+
+    q, q_rotated [B, Tq, H, K], scaled; k and v of the branches [B, M or Tk, Hkv, K or V]; sizes: of `Sizes`, in order.
+    Returns the branches' outputs, three [B, Tq, H, V], log-sum-exps [B, Tq, H] of selection, and selected blocks int32
+    [B, Tq, Hkv, n].
+    """
     inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
     s = Sizes(*sizes)
     with without_autocast(q):
@@ -151,7 +164,10 @@ def branches_backward_op(
     sizes: list[int],
     cu_seqlens: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of the first eight arguments of `branches_op`, `inputs`."""
+    """Gradients of the first eight arguments of `branches_op`, `inputs`, in their shapes and dtypes.
+
+    grads: three [B, Tq, H, V] of the branches' outputs; results: what `branches_op` returned.
+    """
     s = Sizes(*sizes)
     with without_autocast(inputs[0]):
         if cu_seqlens is None:

@@ -24,7 +24,11 @@ def nsa_torch_step(
     sizes: Sizes,
     scale: float,
 ) -> Tensor:
-    """Compute `kernels.nsa_attention` of T = 1 tokens, without gradient; reads of a cache what the token sees."""
+    """Compute `kernels.nsa_attention` of T = 1 tokens, without gradient; reads of a cache what the token sees.
+
+    q, q_rotated [B, 1, H, K]; compressed, selected, sliding: pairs of k [B, M or Tk, Hkv, K], v [B, M or Tk, Hkv, V];
+    gates [B, 1, H, 3] -> [B, 1, H, V] in q's dtype.
+    """
     wide, kv_heads = torch.promote_types(q.dtype, torch.float32), selected[0].shape[2]
     time = selected[0].shape[1]
     with without_autocast(q):

@@ -54,13 +54,20 @@ class DenseBranch:
 
 @triton.jit
 def sees(key, position, WINDOW, SIZE: tl.constexpr, STRIDE: tl.constexpr):
-    """Return whether the query at position t sees key j: j·STRIDE + SIZE − 1 ≤ t and t − WINDOW < j."""
+    """Return whether the query at position t sees key j: j·STRIDE + SIZE − 1 ≤ t and t − WINDOW < j.
+
+    key j and position t: integer tiles that broadcast, such as [1, BN] and [BQ, 1] for bool [BQ, BN].
+    """
     return (key * STRIDE + (SIZE - 1) <= position) & (position - WINDOW < key)
 
 
 @triton.jit
 def keys_of(begin, first, end, SHIFT, WINDOW, BQ: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr):
-    """The keys [start, stop) that any query of a tile sees."""
+    """The keys [start, stop) of their sequence, two scalars, that any query of a tile sees.
+
+    The tile has up to BQ queries from `first` on, of a sequence [begin, end) whose first query stands at position
+    SHIFT.
+    """
     position = (first - begin).to(tl.int32) + SHIFT
     last = (tl.minimum(first + BQ, end) - begin).to(tl.int32) - 1 + SHIFT
     return tl.maximum(position - WINDOW + 1, 0), tl.maximum(last + 1 - SIZE + STRIDE, 0) // STRIDE

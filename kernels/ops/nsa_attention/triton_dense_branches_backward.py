@@ -154,7 +154,10 @@ def dense_backward(
     cu_seqlens: Tensor | None,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (with `before` added), k and v."""
+    """Gradients of q [B, Tq, H, K], k [B, ·, Hkv, K] and v [B, ·, Hkv, V], in their dtypes.
+
+    before: added to that of q, in its shape; None: nothing.
+    """
     (q, k, v), heads = x, x.q.shape[2]
     cu, options = boundaries(q, cu_seqlens), dense_options(x, branch)
     numbers = (branch.first, branch.shift, branch.window, scale, branch.gate)

@@ -146,7 +146,11 @@ def nsa_attention_triton(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.nsa_attention` on a GPU; nothing is larger than the inputs and n numbers a query and KV head."""
+    """Compute `kernels.nsa_attention` on a GPU; nothing is larger than the inputs and n numbers a query and KV head.
+
+    q, q_rotated [B, Tq, H, K]; compressed, selected, sliding: pairs of k [B, M or Tk, Hkv, K], v [B, M or Tk, Hkv, V];
+    gates [B, Tq, H, 3] -> [B, Tq, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = (q, None if q_rotated is q else q_rotated, *compressed, *selected, *sliding, gates)
     inputs = [None if x is None else x.contiguous() for x in inputs]

@@ -46,13 +46,13 @@ class BranchGradient(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order of the kernels' arguments: do, gates, lse, delta."""
+        """do [B, Tq, H, V], gates [B, Tq, H, 3], lse [B, Tq, H], delta [B, Tq, H, 3], as kernels take them."""
         return self.do, self.gates, self.lse, self.delta
 
 
 @triton.jit
 def load_gradient(do, gates, row, inside, BRANCH: tl.constexpr, WIDTH: tl.constexpr, BW: tl.constexpr):
-    """The gradient g_b·do of one branch's output, in the dtype of do."""
+    """The gradient g_b·do [R, BW] of one branch's output at rows [R] of do [·, WIDTH], in do's dtype; 0 outside."""
     gate = tl.load(gates + row * 3 + BRANCH, mask=inside, other=0.0).to(tl.float32)
     value = load_rows(do, row, inside, WIDTH, BW).to(tl.float32)
     return (value * gate[:, None]).to(do.dtype.element_ty)
@@ -60,13 +60,13 @@ def load_gradient(do, gates, row, inside, BRANCH: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def product(a, b):
-    """The product a·bᵀ in fp32."""
+    """The product a·bᵀ [M, N] in fp32 of a [M, K] and b [N, K]."""
     return tl.dot(a, tl.trans(b), input_precision="ieee")
 
 
 @triton.jit
 def in_base_2(scale):
-    """scale·log₂e, with which 2^(…) is e^(scale·…)."""
+    """scale·log₂e, a number, with which 2^(…) is e^(scale·…)."""
     return scale * 1.4426950408889634
 
 
@@ -87,13 +87,16 @@ def absorb(scores, values, top, total, out):
 
 @triton.jit
 def finish(top, total, out):
-    """The softmax's rows out/total and log-sum-exps m + log₂ total; 0 and 0 of a row that saw nothing."""
+    """The softmax's rows out/total [R, V] and log-sum-exps m + log₂ total [R]; 0 and 0 of a row that saw nothing.
+
+    top m [R], total [R], out [R, V]: as `absorb` leaves them, in fp32.
+    """
     seen = total > 0
     whole = tl.where(seen, total, 1.0)
     return out / whole[:, None], tl.where(seen, top, 0.0) + tl.log2(whole)
 
 
 def fitting(rows: int, *tensors: Tensor) -> int:
-    """Rows of a tile: at most `rows`, a power of two ≥ 16, fewer where the tensors' rows are long."""
+    """Rows of a tile of tensors [..., width]: at most `rows`, a power of two ≥ 16, fewer where their rows are long."""
     longest = max(padded(x.shape[-1]) * x.element_size() for x in tensors)
     return max(16, min(rows, TILE_BYTES // longest))

@@ -24,13 +24,16 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def own_key(query, QUERIES, SHIFT):
-    """The place of a query's own token on the axis of all keys: sequences have QUERIES, and SHIFT more keys."""
+    """The place of a query's own token on the axis of all keys: sequences have QUERIES, and SHIFT more keys.
+
+    query: a scalar or a tile [...] of places on the axis of all queries.
+    """
     return query + (query // QUERIES + 1) * SHIFT
 
 
 @triton.jit
 def count(list_of_blocks, N: tl.constexpr, BLOCKS: tl.constexpr):
-    """The number of blocks that a query has chosen; −1 stands after the last."""
+    """The number of blocks that a query has chosen, of its list [N] in memory; −1 stands after the last."""
     slot = tl.arange(0, BLOCKS)
     blocks = tl.load(list_of_blocks + slot, mask=slot < N, other=-1)
     return tl.sum((blocks >= 0).to(tl.int32), axis=0)
@@ -38,7 +41,11 @@ def count(list_of_blocks, N: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def keys_at(list_of_blocks, column, stop, own, SELECT: tl.constexpr):
-    """The keys in these columns of a query's blocks laid side by side, and whether it sees them."""
+    """The keys int64 [BN] in these columns [BN] of a query's blocks laid side by side, and whether it sees them.
+
+    The latter is bool [BN]. list_of_blocks [N]: the first key of every chosen block; own: the query's own key, the last
+    that it sees.
+    """
     begin = tl.load(list_of_blocks + column // SELECT, mask=column < stop, other=0).to(tl.int64)
     key = begin + column % SELECT
     return key, (column < stop) & (key <= own)

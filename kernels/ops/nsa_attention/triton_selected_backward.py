@@ -160,7 +160,10 @@ def selected_backward(
     cu_seqlens: Tensor | None,
     before: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (with `before` added), k and v."""
+    """Gradients of q [B, Tq, H, K], k [B, Tk, Hkv, K] and v [B, Tk, Hkv, V], in their dtypes.
+
+    before: added to that of q, in its shape. chosen int32 [B, Tq, Hkv, n], as `selected_forward` takes it.
+    """
     q, k, v = x
     dq, shape = torch.empty_like(q), (q.shape[1], k.shape[1] - q.shape[1], scale)
     _query_gradient_tuned[(q.shape[0] * q.shape[1], k.shape[2])](

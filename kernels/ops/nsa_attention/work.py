@@ -32,6 +32,9 @@ def work(
     """Operations and bytes of a call: visible scores alone; backward the weights again and four products.
 
     Top-k of blocks computes the scores of compression again: its sums over heads need every head's log-sum-exp first.
+
+    q, q_rotated [B, Tq, H, K]; compressed, selected, sliding: pairs of k [B, M or Tk, Hkv, K], v [B, M or Tk, Hkv, V];
+    gates [B, Tq, H, 3].
     """
     sizes = Sizes(block_size, stride, select_size, n_select, window)
     t, times = _positions(q, selected[0].shape[1], cu_seqlens)

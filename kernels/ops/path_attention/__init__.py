@@ -68,7 +68,10 @@ def path_attention(
 
 
 def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None) -> None:
-    """Raise ValueError if w, beta or g do not fit q and k."""
+    """Raise ValueError if w, beta or g do not fit q [B, T, H, K] and k [B, T, Hkv, K].
+
+    w [B, T, Hkv, K] and beta [B, T, Hkv], or None together; g [B, T, H] or None.
+    """
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"path_attention needs Tq = Tk, got q {tuple(q.shape)}, k {tuple(k.shape)}")
     if (w is None) != (beta is None):

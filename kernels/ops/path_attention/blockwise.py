@@ -51,7 +51,11 @@ def extend(
     g: Tensor | None,
     past: Past,
 ) -> tuple[Tensor, Tensor, Carried]:
-    """`forward` after the tokens of a cache, and all keys and gate sums as they stand after the last block."""
+    """`forward` after the n tokens of a cache.
+
+    Returns outputs [G, M, R, V], log-sum-exps [G, M, R], and all keys [G, n + M·C, K] and gate sums [G, Q, n + M·C] as
+    they stand after the last block.
+    """
     blocks, _ = prepare(q, k, w, beta, g)
     values = torch.cat([past.values, v.flatten(1, 2)], 1)
     out, lse, carried = _attend(blocks, values, Carried(past.keys, past.sums))
@@ -77,7 +81,7 @@ def _attend(blocks: Blocks, values: Tensor, carried: Carried) -> tuple[Tensor, T
 
 
 def exp_(x: Tensor) -> Tensor:
-    """e^x in place, exactly 0 below e^FLOOR.
+    """e^x of x [...] in place, exactly 0 below e^FLOOR.
 
     On CPUs exp is up to 200 times slower where it underflows, which exp2 is not, and products with denormal numbers
     are slow as well. Next to a largest weight of 1 even 10⁶ weights below e^FLOOR vanish in fp64's rounding.

@@ -66,9 +66,9 @@ class Backward:
             if m + 1 < end:
                 d = self._carry_back(m, carried, d)
             if m > first:
-                self._meet(m, first, carried, d)
+                self._past_gradients(m, first, carried, d)
 
-    def _meet(self, m: int, first: int, carried: Carried, d: Carried) -> None:
+    def _past_gradients(self, m: int, first: int, carried: Carried, d: Carried) -> None:
         """Add the part of block m's queries with keys carried to it from block `first` on, to d in place."""
         start, keys = first * self.v.shape[2], carried.keys
         at = slice(None), slice(start, start + keys.shape[1])

@@ -19,7 +19,11 @@ def path_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_attention` sequence by sequence; at least fp32, memory T × T a head."""
+    """Compute `kernels.path_attention` sequence by sequence; at least fp32, memory T × T a head.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None -> [B, T, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
     if w is None or beta is None:

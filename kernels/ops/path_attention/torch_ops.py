@@ -28,7 +28,11 @@ def path_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_attention` blockwise; gradients of first order."""
+    """Compute `kernels.path_attention` blockwise; gradients of first order.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None -> [B, T, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return path_attention_op(q, k, v, w, beta, g, cu_seqlens, scale)[0]
 
@@ -71,7 +75,12 @@ def path_attention_backward_op(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> list[Tensor]:
-    """Gradients of those of q, k, v, w, beta, g that are not None."""
+    """Gradients of those of q, k, v, w, beta, g that are not None, each in its shape and dtype.
+
+    grad, out [B, T, H, V] and lse [B, T, H]: the gradient of the output, and the results of `path_attention_op`.
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None.
+    """
     inputs = (grad, out, lse, q, k, v, w, beta, g)
 
     def run(*x: Tensor | None) -> list[Tensor]:

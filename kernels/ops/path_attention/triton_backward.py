@@ -9,15 +9,15 @@ at the next. Keys are therefore carried and their copies kept, at two scales:
 
 At each scale the same kernels run, on blocks or on stretches as units (`unit_of`), all units at once:
 
-    carry       the copies of keys (triton_carry.py), and of their sums of gates, at the start of every later unit
-    query_side  queries attend to the copies at the start of their unit: dq there, and the sums over keys of dS
-    key_side    keys go back from the last unit: d of their copy after every unit (stored as well), dk and dv
-    turn_side   dD = −Σ over the copies before a unit ⊗ d of the copies after it
+    carry                the copies of keys, and of their sums of gates, at the start of every later unit
+    query_gradients      queries attend to the copies at the start of their unit: dq there, the sums over keys of dS
+    key_value_gradients  keys go back from the last unit: d of their copy after every unit (stored as well), dk, dv
+    turn_gradients       dD = −Σ over the copies before a unit ⊗ d of the copies after it
 
     P_ij = e^(a_ij − lse_i),   δ_i = do_i·o_i,   dS_ij = P_ij·(do_i·v_j − δ_i)
     dv_j = Σ_i P_ij·do_i,   dq̃_i = Σ_j dS_ij·k̃_j,   dk̃_j = Σ_i dS_ij·q̃_i
 
-The far scale goes first; the near one takes its gradients up where they have been brought to blocks (triton_turns.py).
+The far scale goes first; the near one takes its gradients up where `products_back` has brought them to blocks.
 Far dq and dD grow from span to span, read from one slot of two and written to the other, so that a kernel that runs
 twice, to be timed, changes nothing. Scores are recomputed from the log-sum-exps, as powers of two: queries and sums of
 gates carry a factor log₂ e, and with them the gradients of keys and turns until the near scale ends.
@@ -28,6 +28,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.ops.path_attention.triton_path_products import last_slot
 from kernels.ops.path_attention.triton_tiles import (
     at_scales,
     load_block,
@@ -36,12 +37,11 @@ from kernels.ops.path_attention.triton_tiles import (
     token_scalars,
     unit_of,
 )
-from kernels.ops.path_attention.triton_turns import last_slot
 from kernels.triton_common.masked_tiles import load_head_rows
 
 
 @triton.jit
-def _query_side(
+def _query_gradients(
     query, v, grad, delta, level, sums, copies, prefix, far_dquery, far_across, dquery, across, table, cu, span, SLOT,
     TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr,
@@ -50,8 +50,8 @@ def _query_side(
     """Gradients of the queries of all units from the keys of earlier ones of their span.
 
     in      query [M, HEADS, C, K], v [T, KV_HEADS, VALUES], grad = do [T, HEADS, VALUES]; delta, level [HEADS, T],
-            sums, prefix of `arrive`, `carry_gates`, `products`; copies of `carry`; near: far_dquery, far_across, what
-            the far scale gave
+            sums, prefix of `backward_preprocess`, `carry_gates`, `products`; copies of `carry`; near: far_dquery,
+            far_across, what the far scale gave
     out     dquery [M, HEADS, C, K], across [M, HEADS, C] = Σ_j dS_ij; far [2, ·, HEADS, ...], read from one slot,
             written to the other
     layout  table, cu; span: its number; SLOT: from one slot to the next; SPANNED: stretches of a span
@@ -117,8 +117,8 @@ def _query_side(
         tl.store(across + new * C + row, ds_sum)
 
 
-near_query_side, far_query_side = at_scales(
-    _query_side,
+near_query_gradients, far_query_gradients = at_scales(
+    _query_gradients,
     near=((1, 64, 4, 2), (1, 64, 8, 2), (1, 32, 8, 2), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
     far=((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
 )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.path_attention.triton_arrive import arrive
+from kernels.ops.path_attention.triton_backward_preprocess import backward_preprocess
 from kernels.ops.path_attention.triton_layout import Inputs, Prepared, Shapes
+from kernels.ops.path_attention.triton_path_products import products, products_back
 from kernels.ops.path_attention.triton_prepare_backward import compact_back, gate_back, group_back, inner_back
 from kernels.ops.path_attention.triton_scales import Arriving, Far, Near
-from kernels.ops.path_attention.triton_turns import products, products_back
 
 
 def through_scales(
     s: Shapes, p: Prepared, x: Inputs, out: Tensor, grad: Tensor, lse: Tensor
 ) -> tuple[Near, Arriving]:
-    """Gradients of the prepared blocks, in `Near`."""
+    """Gradients of the prepared blocks, in `Near` (dquery, across, dkey, dv, received, dturns), and what arrived.
+
+    out, grad [B, T, H, V] and lse [B, T, H]: the output, its gradient and the log-sum-exps.
+    """
     near, far = Near(s, x, p), None if s.stretches is None else Far(s, x)
     arriving = Arriving(grad, lse, torch.empty_like(near.level))
     tiles = {name: near.tiles[name] for name in ("C", "K", "UNITS")}
@@ -25,7 +28,7 @@ def through_scales(
     if stretched:
         grid = (len(far.table), s.kv_heads, s.K // wide["BR"])
         products[grid](near.turns, near.prefix, far.turns, far.table, s.firsts, s.cu, s.kv_heads, **wide)
-    arrive[(s.blocks, s.heads)](
+    backward_preprocess[(s.blocks, s.heads)](
         out, grad, lse, p.query, near.prefix, p.before, p.after, arriving.delta, near.level, near.sums,
         far and far.query, far and far.level, far and far.before, far and far.after, s.table, s.cu,
         s.tokens, s.heads, s.group, s.values, **tiles, V=s.V, **s.room,
@@ -48,7 +51,10 @@ def through_scales(
 def through_blocks(
     s: Shapes, p: Prepared, d: Near, x: Inputs, arriving: Arriving
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, w, beta and g from those of the prepared blocks."""
+    """Gradients of q [B, T, H, K], k, w [B, T, Hkv, K], beta [B, T, Hkv] and g [B, T, H]; None for what is None.
+
+    d: the gradients of the prepared blocks.
+    """
     options, (q, k, v, w, beta, g, scale, _) = s.preparing, x
     turning, square = w is not None, (s.heads, s.C, s.C)
     dlogits, dpassed = s.empty(*square), s.empty(*square) if turning else None

@@ -17,7 +17,12 @@ STRETCH = 512
 
 
 class Inputs(NamedTuple):
-    """The arguments of `kernels.path_attention`, tensors contiguous."""
+    """The arguments of `kernels.path_attention`, tensors contiguous.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None;
+    scale, a number; cu_seqlens [N+1] or None.
+    """
 
     q: Tensor
     k: Tensor
@@ -30,9 +35,12 @@ class Inputs(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Bounds `cu` of sequences and the table of their blocks; for gradients also where each sequence begins in it.
+    """The layout of N sequences in chunks, integers on the device of q.
 
-    stretches: the table of stretches; None where no sequence can have two
+    cu         [N+1], bounds of sequences
+    table      [M, 2], the sequence (−1: none) and the number in it of every block of C tokens
+    firsts     [N+1], the first block of every sequence, for gradients; else None
+    stretches  like table, of stretches; None where no sequence can have two, and without gradients
     """
 
     cu: Tensor

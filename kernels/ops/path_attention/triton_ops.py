@@ -58,6 +58,10 @@ def path_attention_triton(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_attention` on a GPU; gradients of first order."""
+    """Compute `kernels.path_attention` on a GPU; gradients of first order.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None -> [B, T, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return _PathAttention.apply(q, k, v, w, beta, g, scale, cu_seqlens)

@@ -23,7 +23,14 @@ def _slopes(
     v, grad, lse, delta, logits, token, end, head, kv, own, TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dS_ij = P_ij·(do_i·v_j − δ_i) inside a block, [C, C]."""
+    """dS_ij = P_ij·(do_i·v_j − δ_i) [C, C] in fp32 inside a block, of one query head.
+
+    in         v [T, KV_HEADS, VALUES], grad = do [T, HEADS, VALUES], lse [T, HEADS], delta [HEADS, T],
+               logits [M, HEADS, C, C]
+    place      token [C] and end of the sequence; head, its KV head kv; own, the place of block and head in logits
+    sizes      TOKENS: T; HEADS, GROUP; VALUES
+    constants  C tokens of a block; V ≥ VALUES; BK columns of a tile; PRECISION of products
+    """
     row = tl.arange(0, C)
     ds = tl.zeros((C, C), tl.float32)
     for start in range(0, V, BK):
@@ -156,7 +163,7 @@ def group_back(
 
 
 @triton.jit
-def _rows_meet(
+def _row_products(
     x, y, token, end, head, HEADS, WIDTH, C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """The product X·Yᵀ [C, C] of a block's rows of one head of x and y [T, HEADS, WIDTH], in fp32."""
@@ -214,8 +221,8 @@ def _system_back(
     # dβ = Σ over columns of both, times W·Kᵀ and W·Wᵀ
     beta_rows = load_head_scalars(beta, token, end, kv, KV_HEADS)
     # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
-    dbeta_rows = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
-    dbeta_rows += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
+    dbeta_rows = tl.sum(dmet * _row_products(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
+    dbeta_rows += tl.sum(dgram * _row_products(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
     dgram *= beta_rows[:, None]
     return dmet * beta_rows[:, None], dgram + tl.trans(dgram), dbeta_rows
 

@@ -8,11 +8,14 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.ops.path_attention.triton_backward import far_query_side, near_query_side
+from kernels.ops.path_attention.triton_backward import far_query_gradients, near_query_gradients
 from kernels.ops.path_attention.triton_carry import carry, carry_gates
-from kernels.ops.path_attention.triton_key_side import far_key_side, near_key_side
+from kernels.ops.path_attention.triton_key_value_gradients import (
+    far_key_value_gradients,
+    near_key_value_gradients,
+)
 from kernels.ops.path_attention.triton_layout import Inputs, Prepared, Shapes
-from kernels.ops.path_attention.triton_turns import turn_side
+from kernels.ops.path_attention.triton_path_products import turn_gradients
 
 SPAN = 8192
 """Tokens whose copies at later stretches are held at a time: a span of T tokens would need T/SPAN times as much."""
@@ -29,11 +32,16 @@ class Arriving(NamedTuple):
 class Scale:
     """Units of C tokens, UNITS of which make a span: the blocks of a stretch, or the stretches of a span.
 
-    query, key, turns        of every unit, as in `Prepared`; of stretches, in the order of their first tokens
-    before, after            Σ of gates from the start of a unit, and to its end; None without gates
-    level, sums, copies      of `arrive`, `carry_gates` and `carry`
-    dquery, across, dturns   of `query_side` and `turn_side`; far: in two slots, `slot` or `slot_kv` apart
-    dkey, dv, received       of `key_side`
+    Buffers of M units, H heads and Hkv KV heads, fp32 where nothing else is said:
+
+    query, key, turns        [M, H, C, K], [M, Hkv, C, K], [M, Hkv, K, K] in q's dtype, as in `Prepared`; stretches are
+                             in the order of their first tokens
+    before, after            [M, H, C]: Σ of gates from the start of a unit, and to its end; None without gates
+    level                    [H, B·T], of `backward_preprocess`
+    sums, copies             [M, H, UNITS·C] of `carry_gates`, [M, Hkv, UNITS·C, K] in q's dtype of `carry`
+    dquery, across, dturns   [M, H, C, K], [M, H, C] of `query_gradients`, [M, Hkv, K, K] of `turn_gradients`; far: in
+                             two slots, `slot` or `slot_kv` matrices apart
+    dkey, dv, received       of `key_value_gradients`: [M, Hkv, C, K]; near like v, far [M, Hkv, C, V]; [M, H, C]
     """
 
     near: bool
@@ -52,14 +60,14 @@ class Scale:
         self.dkey, self.received = self.empty(s.kv_heads, tokens, s.K), self.empty(s.heads, tokens)
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uninitialised numbers of all units, fp32 by default."""
+        """Uninitialised numbers [M, *shape] of all units, fp32 by default."""
         return torch.empty(self.places, *shape, dtype=dtype, device=self.table.device)
 
     def _grid(self, meta: dict[str, int], heads: int) -> tuple[int, int]:
         return len(self.table) * meta["SPLIT"], heads
 
     def carry(self, span: int, far_key: Tensor | None = None) -> None:
-        """Fill `copies`; near: and the far scale's keys."""
+        """Fill `copies` [M, Hkv, UNITS·C, K] of a span; near: and the far scale's keys, far_key [M, Hkv, C, K]."""
         s = self.shapes
         parts = max(1, self.tiles["C"] // 64)
         carry[(len(self.table) * parts, s.kv_heads)](
@@ -68,20 +76,22 @@ class Scale:
         )  # fmt: skip
 
     def back(self, span: int, x: Inputs, p: Prepared, arriving: Arriving, far: Far | None = None) -> None:
-        """Launch `query_side`, `key_side` and `turn_side`; near: on top of what the far scale gave."""
+        """Launch the kernels of query, key and value, and turn gradients; near: on top of what the far scale gave.
+
+        They fill dquery, across, dkey, dv, received and dturns.
+        """
         s, spanned = self.shapes, far.tiles["UNITS"] if far else 1
         groups = (s.tokens, s.heads, s.group, s.values)
-        query_side, key_side = (
-            (near_query_side, near_key_side) if self.near else (far_query_side, far_key_side)
-        )
+        query_gradients = near_query_gradients if self.near else far_query_gradients
+        key_value_gradients = near_key_value_gradients if self.near else far_key_value_gradients
         dcopies = None if x.w is None else torch.empty_like(self.copies)
-        query_side[lambda meta: self._grid(meta, s.heads)](
+        query_gradients[lambda meta: self._grid(meta, s.heads)](
             self.query, x.v, arriving.grad, arriving.delta, self.level, self.sums, self.copies, self.prefix,
             far and far.dquery, far and far.across, self.dquery, self.across, self.table, s.cu, span,
             (far or self).slot, *groups,
             **self.tiles, V=s.V, SPANNED=spanned,
         )  # fmt: skip
-        key_side[lambda meta: self._grid(meta, s.kv_heads)](
+        key_value_gradients[lambda meta: self._grid(meta, s.kv_heads)](
             self.query, x.v, *arriving, self.level, self.sums, self.copies, self.turns, p.logits,
             far and far.dkey, far and far.dv, far and far.received,
             dcopies, self.dkey, self.dv, self.received, self.table, s.cu, span, *groups,
@@ -89,14 +99,20 @@ class Scale:
         )  # fmt: skip
         if self.turns is not None:
             width = min(s.K, 64)
-            turn_side[(len(self.table), s.kv_heads, (s.K // width) ** 2)](
+            turn_gradients[(len(self.table), s.kv_heads, (s.K // width) ** 2)](
                 self.copies, dcopies, self.prefix, self.dprefix, self.dturns, self.table, s.cu, span,
                 self.slot_kv, s.kv_heads, **self.tiles, BK=width,
             )  # fmt: skip
 
 
 class Near(Scale):
-    """Blocks, those of a stretch a span; `prefix`, `dprefix` of `products` and `products_back`, far scale or None."""
+    """The near scale: units are the M blocks of `Prepared`, and a span is a stretch of at most 512 tokens.
+
+    prefix, dprefix  [M, Hkv, K, K]: I − P_b of a block's path from the start of its stretch (`products`, in q's dtype)
+                     and the gradient of P behind the block (`products_back`, in q's dtype); None where no sequence has
+                     two stretches or there is no path
+    dv               [B, T, Hkv, V], the values' gradient
+    """
 
     near = True
 
@@ -111,7 +127,13 @@ class Near(Scale):
 
 
 class Far(Scale):
-    """Stretches."""
+    """The far scale: units are the M stretches of 512 tokens, and a span holds at most SPAN tokens of them.
+
+    spans  how many spans the longest sequence has; `carry`, `carry_gates` and `back` take their numbers
+    query  [M, H, C, K] at the start of a stretch; key [M, Hkv, C, K] at its end
+    turns  [M, Hkv, K, K]: I − H_first·…·H_last of a whole stretch
+    dv     [M, Hkv, C, V] of the values' gradient, what later stretches give
+    """
 
     near = False
     prefix = dprefix = None
@@ -129,7 +151,7 @@ class Far(Scale):
         self.dv = self.empty(s.kv_heads, tokens, s.V)
 
     def carry_gates(self, span: int) -> None:
-        """Fill `sums`."""
+        """Fill `sums` [M, H, UNITS·C] of a span: Σ of gates from a token to later stretches; without gates nothing."""
         s = self.shapes
         if self.sums is not None:
             options = {name: self.tiles[name] for name in ("C", "UNITS")}

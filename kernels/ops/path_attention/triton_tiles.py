@@ -25,7 +25,7 @@ LN2: tl.constexpr = tl.constexpr(math.log(2))
 
 @triton.jit
 def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
-    """`load_head_rows` in fp32."""
+    """x [tokens, HEADS, WIDTH] of a head at these tokens, a tile [token, column] in fp32; 0 from token `end` on."""
     return load_head_rows(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
 
 
@@ -87,11 +87,14 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def unit_of(table, cu, row, span, C: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr):
-    """Find the unit of a row of the table: its sequence (−1: an idle row), the sequence's first token and end.
+    """Find the unit of C tokens that a row of a table [rows, 2] names; seven scalars.
 
-    Then its place in buffers, its number in the sequence, that of the first unit of its span and that of the first
-    unit which its keys do not reach. Units are blocks (NEAR), which reach to the end of their stretch, or stretches,
-    which reach to the end of the sequence and of which only those of span `span` count.
+    returns  sequence (−1: an idle row), begin and end, its first token and its end; own, the unit's place in buffers;
+             number, the unit's in its sequence; start, that of the first unit of its span; stop, that of the first unit
+             which its keys do not reach
+
+    Units are blocks (NEAR), which reach to the end of their stretch, or stretches, which reach to the end of the
+    sequence and of which only those of span `span` count.
     """
     sequence, begin, end, first = chunk_bounds(table, cu, row, C)
     number = tl.load(table + row * 2 + 1).to(tl.int64)

@@ -25,6 +25,9 @@ def work(
     The scores of all pairs j ≤ i of every query head, and, where H is not I, every key of a KV head taken through every
     later block of 128 tokens: 2·K² operations. Backward, scores take five products instead of two, and the
     path three: there, back, and the gradient of the block's matrix.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None.
     """
     sequences = q.shape[0] if cu_seqlens is None else max(1, cu_seqlens.shape[0] - 1)
     time = q.shape[0] * q.shape[1] / sequences

@@ -19,7 +19,11 @@ def path_extend_reference(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_extend`: `path_step` of every token over the cache as it ends with that token."""
+    """Compute `kernels.path_extend`: `path_step` of every token over the cache as it ends with that token.
+
+    q [B, T, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, T, Hkv, K], beta [B, T, Hkv], g [B, T, H],
+    forgotten [B, H, n] or None -> [B, T, H, V] in q's dtype.
+    """
     past, out = keys.shape[2] - q.shape[1], []
     for t in range(q.shape[1]):
         end = past + t + 1

@@ -21,7 +21,11 @@ def path_extend_torch(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_extend` blockwise, as `path_attention` does."""
+    """Compute `kernels.path_extend` blockwise, as `path_attention` does.
+
+    q [B, T, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, T, Hkv, K], beta [B, T, Hkv], g [B, T, H],
+    forgotten [B, H, n] or None -> [B, T, H, V] in q's dtype.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tokens, cached = q.shape[1], keys.shape[2]
     layout = Layout(q.shape[0], tokens, keys.shape[1])

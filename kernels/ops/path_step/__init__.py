@@ -93,7 +93,8 @@ def check_path_step(
 ) -> None:
     """Raise ValueError if the arguments of `path_step` do not fit each other, or want a gradient.
 
-    name: the operation that the message is of.
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
+    or None. name: the operation that the message is of.
     """
     shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if q.dim() != 3 or not keys.dim() == values.dim() == 4:

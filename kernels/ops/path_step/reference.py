@@ -20,7 +20,11 @@ def path_step_reference(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_step`: turn keys and add to forgotten, token by token, then attend; at least fp32."""
+    """Compute `kernels.path_step`: turn keys and add to forgotten, token by token, then attend; at least fp32.
+
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
+    or None -> [B, H, V] in q's dtype; keys and forgotten are written in place.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(torch.promote_types(q.dtype, keys.dtype), torch.float32)
     group, newest = q.shape[1] // keys.shape[1], keys.shape[2] - 1

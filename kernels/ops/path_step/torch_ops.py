@@ -20,7 +20,11 @@ def path_step_torch(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_step` in three passes over the keys: their products with w, their turn, the attention."""
+    """Compute `kernels.path_step` in three passes over the keys: their products with w, their turn, the attention.
+
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
+    or None -> [B, H, V] in q's dtype; keys and forgotten are written in place.
+    """
     wide = torch.promote_types(torch.promote_types(q.dtype, keys.dtype), torch.float32)
     with without_autocast(q):
         if w is not None:

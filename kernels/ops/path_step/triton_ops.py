@@ -153,7 +153,11 @@ def path_step_triton(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute `kernels.path_step` on a GPU."""
+    """Compute `kernels.path_step` on a GPU.
+
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
+    or None -> [B, H, V] in q's dtype; keys and forgotten are written in place.
+    """
     q, w, beta, g = (x if x is None else x.contiguous() for x in (q, w, beta, g))
     (batch, heads, width), (_, kv_heads, tokens, value_width) = q.shape, values.shape
     span = _span(batch * kv_heads, tokens)

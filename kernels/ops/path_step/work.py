@@ -20,6 +20,9 @@ def work(
     """Operations and bytes of a call: the cache read once; keys and `forgotten` written once, but for the newest row.
 
     A key that is turned takes two products with w; a split softmax's partial sums are not counted.
+
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
+    or None.
     """
     (batch, heads, width), tokens = q.shape, keys.shape[2]
     turned = 0 if w is None else keys.shape[1] * (tokens - 1)

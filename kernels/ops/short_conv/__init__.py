@@ -61,7 +61,11 @@ def short_conv(
 def check_short_conv(
     x: Tensor, weight: Tensor, activation: str | None, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> None:
-    """Raise ValueError if the arguments of `short_conv` do not fit each other."""
+    """Raise ValueError if the arguments of `short_conv` do not fit each other.
+
+    They are x [B, T, D], weight [D, k], state [N, D, k−1] or None, cu_seqlens [N+1] or None (B = 1), and an activation
+    None or "silu".
+    """
     if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
         raise ValueError(
             f"short_conv needs x [B, T, D] and weight [D, k], got {tuple(x.shape)}, {tuple(weight.shape)}"

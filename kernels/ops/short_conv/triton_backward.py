@@ -80,7 +80,10 @@ def _backward(
 
 @triton.jit
 def added_products(sums, gradient, rows, FIRST: tl.constexpr, TAPS: tl.constexpr):
-    """The sums of all taps, each with the gradient times its tap's row added."""
+    """The sums of all taps, TAPS tiles [rows, BD] in fp32, each with the gradient times its tap's row added.
+
+    sums: TAPS tiles [rows, BD]; gradient [rows, BD]; rows: tiles [rows, BD] of inputs, tap i's at FIRST + i.
+    """
     more = ()
     for i in tl.static_range(TAPS):
         more += (sums[i] + gradient * rows[FIRST + i],)
@@ -92,7 +95,10 @@ def gradient_before_activation(
     taps, rows, FIRST: tl.constexpr, dy, token, begin, end, channel, in_width, D, TAPS: tl.constexpr,
     SILU: tl.constexpr,
 ):  # fmt: skip
-    """dpre at these tokens, whose windows begin with row FIRST; 0 outside the sequence."""
+    """dpre [rows, BD] in fp32 at these tokens [rows], whose windows begin with row FIRST; 0 outside the sequence.
+
+    taps: TAPS tiles [1, BD]; rows: tiles [rows, BD] of inputs; dy [B·T, D] in memory.
+    """
     mask = ((token >= begin) & (token < end))[:, None] & in_width[None]
     # dpre_t = dy_t · act'(pre_t),  silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
     gradient = tl.load(dy + token[:, None] * D + channel[None], mask=mask, other=0.0).to(tl.float32)

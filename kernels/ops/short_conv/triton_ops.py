@@ -149,6 +149,8 @@ def short_conv_triton(
     """Compute `kernels.short_conv` on a GPU: memory-bound, each input read once forward and once backward.
 
     A single token without gradients has a kernel of its own.
+
+    x [B, T, D], weight [D, k], state [N, D, k−1] or None -> y [B, T, D] and states [N, D, k−1] in x's dtype.
     """
     moves = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (x, weight, state)

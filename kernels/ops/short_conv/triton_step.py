@@ -61,7 +61,10 @@ _step_tuned = Tuned(
 def short_conv_one_token(
     x: Tensor, weight: Tensor, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.short_conv` of T = 1, without gradients: one launch."""
+    """Compute `kernels.short_conv` of T = 1, without gradients: one launch.
+
+    x [B, 1, D], weight [D, k], state [B, D, k−1] or None -> y [B, 1, D] and the state [B, D, k−1] in x's dtype.
+    """
     x = x if x.stride(2) == 1 else x.contiguous()  # a part of a wider projection is read where it lies
     weight = weight.contiguous()
     state = None if state is None else state.contiguous()

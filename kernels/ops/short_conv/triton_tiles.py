@@ -22,7 +22,10 @@ def state_tile(taps: int) -> int:
 
 @triton.jit
 def sequence_bounds(cu, sequence, TIME):
-    """Return the first token and the end of a sequence; without boundaries (cu None) each has TIME tokens."""
+    """Return the first token and the end of a sequence, two scalars; without boundaries (cu None) each has TIME tokens.
+
+    cu: bounds of sequences [N+1], or None.
+    """
     if cu is None:
         begin = sequence * TIME
         end = begin + TIME
@@ -34,7 +37,11 @@ def sequence_bounds(cu, sequence, TIME):
 
 @triton.jit
 def tile_bounds(table, cu, row, TIME, SIZE: tl.constexpr):
-    """`chunk_bounds`, and the same of a batch, which needs no table."""
+    """`chunk_bounds` of SIZE tokens, and the same of a batch, which needs no table.
+
+    Returns four scalars: the row's sequence (−1: idle), that one's first token and end, the tile's first token.
+    table [rows, 2] and cu [N+1] of a packed batch, or None; TIME: tokens of a sequence where there is no cu.
+    """
     if cu is None:
         each = tl.cdiv(TIME, SIZE)
         sequence = (row // each).to(tl.int64)
@@ -71,7 +78,10 @@ def load_taps(weight, channel, in_width, TAPS: tl.constexpr):
 
 @triton.jit
 def taps_sum(taps, rows, FIRST: tl.constexpr, TAPS: tl.constexpr):
-    """Σ_i w_i ⊙ row_{FIRST+i}: before the activation, where the last of these rows is the token's own."""
+    """Σ_i w_i ⊙ row_{FIRST+i} [rows, BD] in fp32: before the activation; the last of these rows is the token's own.
+
+    taps: TAPS tiles [1, BD]; rows: tiles [rows, BD] of inputs.
+    """
     total = taps[0] * rows[FIRST]
     for i in tl.static_range(1, TAPS):
         total += taps[i] * rows[FIRST + i]

@@ -126,5 +126,8 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
-    """Compute `kernels.sinkhorn` on a GPU: a matrix is read once and written once each way."""
+    """Compute `kernels.sinkhorn` on a GPU: a matrix is read once and written once each way.
+
+    raw [..., n, n], any floating dtype -> [..., n, n] in fp32.
+    """
     return _Sinkhorn.apply(raw, iters)

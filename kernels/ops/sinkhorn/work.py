@@ -12,6 +12,8 @@ def work(raw: Tensor, *, iters: int = 20, **_options) -> list[Work]:
 
     Forward: a difference, an exponential and a sum an entry in each half of an iteration. Backward: that
     again, and in each half two exponentials, a product, a difference and a sum more.
+
+    raw [..., n, n].
     """
     once = 6 * iters * raw.numel()
     out = 4 * raw.numel()

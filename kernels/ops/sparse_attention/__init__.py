@@ -95,7 +95,10 @@ def check_indices(name: str, indices: Tensor, q: Tensor) -> None:
 
 
 def check_gate(gate_logits: Tensor | None, q: Tensor, v: Tensor) -> None:
-    """Raise ValueError if there are logits of a gate and they are not one floating number for each of the output."""
+    """Raise ValueError if there are logits of a gate and they are not floating numbers [B, Tq, H, V].
+
+    q [B, Tq, H, K], v [B, Tk, Hkv, V].
+    """
     wanted = (*q.shape[:3], v.shape[-1])
     if gate_logits is not None and (gate_logits.shape != wanted or not gate_logits.is_floating_point()):
         raise ValueError(

@@ -24,6 +24,9 @@ def sparse_attention_reference(
 
     The only form that checks the indices: raises ValueError for one that is no position, that comes twice,
     or that lies outside the query's sequence.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], indices integer [B, Tq, n], gate_logits [B, Tq, H, V] or None
+    -> [B, Tq, H, V] in q's dtype, computed in at least fp32.
     """
     keys = k.shape[1]
     _check(indices, keys, cu_seqlens)

@@ -50,5 +50,5 @@ def spans(indices: Tensor, size: int, keys: int) -> list[tuple[int, int, int, in
 
 
 def shifted(indices: Tensor, begin: int) -> Tensor:
-    """The indices relative to key `begin`; −1 stays."""
+    """The indices [B, C, n] relative to key `begin`; −1 stays."""
     return torch.where(indices < 0, -1, indices - begin)

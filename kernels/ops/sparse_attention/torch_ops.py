@@ -29,6 +29,9 @@ def sparse_attention_torch(
     """Compute `kernels.sparse_attention` in blocks of queries.
 
     Indices are positions along the packed axis, so that packed sequences need nothing more.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], indices integer [B, Tq, n], gate_logits [B, Tq, H, V] or None
+    -> [B, Tq, H, V] in q's dtype, computed in at least fp32.
     """
     o = sparse_attention_op(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
     return gated(o, gate_logits)

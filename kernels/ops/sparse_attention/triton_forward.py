@@ -23,7 +23,10 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def heads_of_query(Tq, G, HKV, BG: tl.constexpr):
-    """The program's query (b·Tq + t), its sequence b, KV head, rows of its query heads, and which of these exist."""
+    """The program's query (b·Tq + t), its sequence b, KV head, rows of its query heads, and which of these exist.
+
+    Three scalars; the rows are int64 [BG], of the axis B·Tq·H; the last is bool [BG].
+    """
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     member = tl.program_id(2) * BG + tl.arange(0, BG)

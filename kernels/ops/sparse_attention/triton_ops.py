@@ -90,6 +90,10 @@ def sparse_attention_triton(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
+    """Compute `kernels.sparse_attention` on a GPU; indices are positions along the packed axis already.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], indices integer [B, Tq, n], gate_logits [B, Tq, H, V] or None
+    -> [B, Tq, H, V] in q's dtype, computed in at least fp32.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return _SparseAttention.apply(q, k, v, indices, gate_logits, scale)

@@ -15,6 +15,9 @@ def work(
     Lists are taken to be causal, packed sequences to be one: a query lists keys that it sees, and −1 elsewhere.
     Keys count once however many queries gather them: traffic above this comes from gathers that miss the caches.
     A gate is read once each way; backward, its gradient and the ungated output's are written, and the latter is read.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], indices integer [B, Tq, n], gate_logits [B, Tq, H, V] or
+    None.
     """
     pairs = 2 * q.shape[0] * q.shape[2] * listed_pairs(q.shape[1], k.shape[1], indices.shape[2])
     width, value_width = q.shape[3], v.shape[3]

@@ -10,7 +10,10 @@ from torch import Tensor
 def sparse_step_torch(
     q: Tensor, keys: Tensor, values: Tensor, indices: Tensor, *, scale: float | None = None
 ) -> Tensor:
-    """Compute `kernels.sparse_step`; the query heads of a KV head stand where attention has its queries."""
+    """Compute `kernels.sparse_step`; the query heads of a KV head stand where attention has its queries.
+
+    q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], indices integer [B, k] -> [B, H, V] in q's dtype.
+    """
     rows, used = indices.clamp_min(0), (indices >= 0)[:, None, None]
     k, v = (_gather(x, rows).to(q.dtype) for x in (keys, values))
     groups = q.unflatten(1, (keys.shape[1], -1))

@@ -101,7 +101,7 @@ def timeline_attention(
 
 
 def check_assignment(q: Tensor, k: Tensor, assignment: Tensor, n_timelines: int) -> None:
-    """Raise ValueError if the assignment's shape, kind or number of timelines does not fit q and k."""
+    """Raise ValueError unless assignment is integer [B, T, H], n_timelines ≥ 1, q [B, T, H, K], k [B, T, Hkv, K]."""
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"timeline_attention needs Tq = Tk, got q {tuple(q.shape)}, k {tuple(k.shape)}")
     if assignment.shape != q.shape[:3]:
@@ -117,7 +117,7 @@ def check_assignment(q: Tensor, k: Tensor, assignment: Tensor, n_timelines: int)
 
 
 def check_weight(assignment: Tensor, weight: Tensor | None) -> None:
-    """Raise ValueError if there is a weight and it is not one number for each assigned token."""
+    """Raise ValueError if there is a weight and it is not floating [B, T, H], as assignment [B, T, H] is."""
     if weight is not None and (weight.shape != assignment.shape or not weight.dtype.is_floating_point):
         raise ValueError(
             f"timeline_attention needs floating weight [B, T, H] = {tuple(assignment.shape)}, got {weight.dtype} "

@@ -23,6 +23,9 @@ def timeline_attention_reference(
     """Attention in which token i sees j ≤ i of its sequence iff head h put both on one timeline; memory T × T.
 
     The only form that checks the assignment: raises ValueError if a value is outside [0, n_timelines).
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
+    -> [B, T, H, V] in q's dtype.
     """
     if assignment.numel() and not 0 <= int(assignment.min()) <= int(assignment.max()) < n_timelines:
         raise ValueError(

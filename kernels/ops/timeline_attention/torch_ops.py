@@ -27,7 +27,11 @@ def timeline_attention_sorted(
     cu_seqlens: Tensor | None,
     attend: Attend,
 ) -> Tensor:
-    """Compute `kernels.timeline_attention` by any attention over segments. Another head is another segment."""
+    """Compute `kernels.timeline_attention` by any attention over segments. Another head is another segment.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
+    -> [B, T, H, V] in q's dtype.
+    """
     group = q.shape[2] // k.shape[2]
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
@@ -43,7 +47,11 @@ def timeline_attention_sorted(
 
 
 def timeline_attention_torch(q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, **options) -> Tensor:
-    """Compute `kernels.timeline_attention` by PyTorch's SDPA over sorted tokens."""
+    """Compute `kernels.timeline_attention` by PyTorch's SDPA over sorted tokens.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
+    -> [B, T, H, V] in q's dtype.
+    """
     return timeline_attention_sorted(q, k, v, assignment, attend=_attend, **options)
 
 

@@ -30,7 +30,11 @@ def timeline_attention_triton(
     scale: float | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """Compute `kernels.timeline_attention` on a GPU; routing reads and writes q, k, v and o once each way."""
+    """Compute `kernels.timeline_attention` on a GPU; routing reads and writes q, k, v and o once each way.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
+    -> [B, T, H, V] in q's dtype.
+    """
     timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])

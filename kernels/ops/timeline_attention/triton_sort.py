@@ -118,7 +118,16 @@ def _timeline_place(
     time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE, ROWS,
     HEADS, TIMELINES, SIZE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Write order, places and positions of `Timelines`."""
+    """Write order, places and positions of `Timelines`, for SIZE tokens and BH heads.
+
+    in         assignment, integer, with strides of batch, time and head; chunk_starts [HEADS, TIMELINES, ROWS] and
+               starts [sequences·HEADS·TIMELINES + 1] of `_timeline_starts`
+    out        order, places [B·T·HEADS], positions [B, T, HEADS], int64
+    layout     cu [N+1] or None; time: tokens of a sequence where there is no cu; SEQUENCES; HALVINGS of the search for
+               a row's sequence; ROWS of SIZE tokens in all
+    sizes      HEADS, TIMELINES
+    constants  SIZE tokens, BH heads of a tile
+    """
     row, sequence, token, head, timeline = _tile(
         assignment, cu, time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE,
         HEADS, TIMELINES, SIZE, BH,
@@ -152,7 +161,10 @@ _place_tuned = Tuned(_timeline_place, _TILES, ["HEADS", "TIMELINES"])
 
 
 def sort_timelines_triton(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> Timelines:
-    """Compute `sort_timelines` by kernels alone: PyTorch allocates. The assignment may have any strides."""
+    """Compute `sort_timelines` by kernels alone: PyTorch allocates. The assignment may have any strides.
+
+    assignment: integer [B, T, H] in [0, n_timelines); cu_seqlens [N+1] or None. `Timelines` gives the results' shapes.
+    """
     batch, time, heads = assignment.shape
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
     rows = batch * time // _SIZE + sequences

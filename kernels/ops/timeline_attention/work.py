@@ -22,6 +22,8 @@ def work(
     """Operations and bytes of a call, for timelines of equal length.
 
     The sort reads the assignment to count and writes order, places and positions; its counts are few in comparison.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None.
     """
     batch, time, heads = q.shape[:3]
     places = batch * time * heads

@@ -146,7 +146,7 @@ def test_liger_reads_and_writes_the_same_streams(called):
 def test_a_dense_attention_has_the_queries_keys_and_values_of_all_tokens(case: str):
     seen: list = []
     calls = calls_of(case)
-    shared.dense(lambda *qkv: seen.append(qkv))[case](calls)()
+    shared.dense_attention_peers(lambda *qkv: seen.append(qkv))[case](calls)()
     ((q, k, v),) = seen
     assert {x.shape[1] for x in (q, k, v)} == {LENGTH}
     assert k.shape == v.shape

@@ -569,7 +569,7 @@ def test_states_and_inputs():
                 "log_gate": d.log_gate(3),
                 "gate": d.gate(3),
                 "ones": d.ones(3),
-                "choice": d.choice(4, 3),
+                "random_integers": d.random_integers(4, 3),
                 "subset": d.subset(4, 2),
                 "causal": d.causal_indices(3),
                 "wide": d.normal(2, dtype=torch.float64),
@@ -582,7 +582,7 @@ def test_states_and_inputs():
                         "log_gate": lambda b: (b < 0).all(),
                         "gate": lambda b: ((b > 0) & (b < 1)).all(),
                         "ones": lambda b: (b == 1).all(),
-                        "choice": lambda b: ((b >= 0) & (b < 4)).all(),
+                        "random_integers": lambda b: ((b >= 0) & (b < 4)).all(),
                         "subset": lambda b: (b[..., 0] != b[..., 1]).all(),
                     }.get(kind)
                     yield f"  as promised: {inside is None or bool(inside(bounds))}"

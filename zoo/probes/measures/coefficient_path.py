@@ -47,7 +47,7 @@ class CoefficientPath(Measure):
             yield row(event, "path_gain", event.values["path_gain"].detach().double(), count=tokens)
 
     def finish(self, model: LanguageModel, loss: Tensor) -> Iterator[Row]:
-        """A row of the share of every sub-block. Raises UserError where the loss has no graph."""
+        """A row of the share of every sub-block, of the loss []. Raises UserError where the loss has no graph."""
         check_graph(loss, self.name)
         if not self.events:
             return

@@ -39,7 +39,10 @@ class Gradients(Measure):
         return iter(())
 
     def finish(self, model: LanguageModel, loss: Tensor) -> Iterator[Row]:
-        """Rows of every sub-block, from one backward pass. Raises UserError where the loss has no graph."""
+        """Rows of every sub-block, from one backward pass of the loss [].
+
+        Raises UserError where the loss has no graph.
+        """
         check_graph(loss, self.name)
         parameters = [sub_block_parameters(model, event) for event in self.events]
         wanted = [event.values["streams"] for event in self.events] + [

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
+from zoo.probes.matrix_norms import chain_product, matrix_norms
 from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, row
-from zoo.residuals.matrix_norms import chain_product, matrix_norms
 
 
 @register_measure
 class Mixing(Measure):
-    """Norms (zoo.residuals.matrix_norms) of every token's mixing matrices, then their means over the tokens.
+    """Norms (zoo.probes.matrix_norms) of every token's mixing matrices, then their means over the tokens.
 
         h_res_*      of H_l [n, n] of sub-block l, in fp64
         composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one

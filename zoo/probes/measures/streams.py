@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
+from zoo.probes.matrix_norms import singular_values
 from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, row
-from zoo.residuals.matrix_norms import singular_values
 
 
 @register_measure

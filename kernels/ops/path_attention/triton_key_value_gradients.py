@@ -1,4 +1,4 @@
-"""`key_side` of the backward: gradients of keys and values (triton_backward.py explains the scales)."""
+"""Gradients of keys and values in the backward (triton_backward.py explains the scales)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _values_inside(
 
 
 @triton.jit
-def _key_side(
+def _key_value_gradients(
     query, v, grad, lse, delta, level, sums, copies, turns, logits, far_dkey, far_dv, far_received,
     dcopies, dkey, dv, received, table, cu, span, TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr, G: tl.constexpr,
@@ -42,8 +42,9 @@ def _key_side(
 ):  # fmt: skip
     """Gradients of keys and values from the queries of all later units that they reach; near: of their own, too.
 
-    in      query, v, grad, delta, level, sums, copies as in `_query_side`, lse [T, HEADS], turns [M, KV_HEADS, K, K];
-            near: logits [M, HEADS, C, C], and far_dkey, far_dv, far_received, what the far scale gave
+    in      query, v, grad, delta, level, sums, copies as in `_query_gradients`, lse [T, HEADS],
+            turns [M, KV_HEADS, K, K]; near: logits [M, HEADS, C, C], and far_dkey, far_dv, far_received, what the far
+            scale gave
     out     dkey [M, KV_HEADS, C, K] at the end of the key's unit, dv [T, KV_HEADS, VALUES], far
             [·, KV_HEADS, C, V], received [M, HEADS, C] = Σ_i dS_ij over later units; dcopies like copies
     layout  table, cu; span: its number; G ≥ GROUP
@@ -124,8 +125,8 @@ def _key_side(
         tl.store(received + heads + row[:, None], ds_sum, mask=(member < GROUP)[None])
 
 
-near_key_side, far_key_side = at_scales(
-    _key_side,
+near_key_value_gradients, far_key_value_gradients = at_scales(
+    _key_value_gradients,
     near=((1, 64, 4, 1), (1, 64, 8, 2), (1, 64, 8, 1), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
     far=((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
 )

@@ -20,7 +20,7 @@ from kernels.triton_common.masked_tiles import load_head_scalars
 
 
 @triton.jit
-def arrive(
+def backward_preprocess(
     out, grad, lse, query, prefix, before, after,
     delta, level, sums, far_query, far_level, far_before, far_after, table, cu, TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNITS: tl.constexpr,

@@ -85,12 +85,12 @@ def products_back(
 
 @triton.jit
 def last_slot(number, SPANNED: tl.constexpr):
-    """The slot of two that the last span wrote for the stretch of this number, at least 1."""
+    """The slot, 0 or 1 (int64), that the last span wrote for the stretch of this number, a scalar of at least 1."""
     return ((number - 1) // SPANNED % 2).to(tl.int64)
 
 
 @triton.jit
-def _turn_side(
+def _turn_gradients(
     copies, dcopies, prefix, dprefix, dturns, table, cu, span, SLOT, HEADS,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def _turn_side(
             store_block(dturns + (span % 2 * SLOT + own) * K * K, total, above, column, K)
 
 
-turn_side = Tuned(
-    _turn_side,
+turn_gradients = Tuned(
+    _turn_gradients,
     [
         triton.Config({"BC": rows}, num_warps=4, num_stages=stages)
         for rows, stages in ((64, 3), (32, 4), (64, 2), (32, 2))
