@@ -24,7 +24,7 @@ def report(config) -> None:
 def publish(config) -> None:
     """Write a study's tables and figures, with its verdict if any, into RESULTS/published/EXPERIMENT, to commit."""
     from analysis import ResultsError, load_results
-    from analysis.block_verdict.page import FOLDER, publish_verdict
+    from analysis.block_verdict.verdict_page import FOLDER, publish_verdict
     from analysis.publishing.publish import Publication, publish
     from experiments.system import machine
     from zoo import UserError
@@ -146,7 +146,7 @@ def list_figures(config) -> None:
 def write_verdict(config) -> None:
     """Write the report of what a verdict trained, and the verdict's page."""
     from analysis import ResultsError, load_results, write_report
-    from analysis.block_verdict.page import lines, write_verdict
+    from analysis.block_verdict.verdict_page import lines, write_verdict
     from experiments.jobs.verdict import named
     from zoo import UserError
 

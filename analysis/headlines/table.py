@@ -13,8 +13,8 @@ import pandas as pd
 from analysis.comparing.task_levels import levels_text
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.headlines.entries import NOT_RUN, Judged
-from analysis.ledger.page import interval, with_unit
-from analysis.ledger.rows import number_rows
+from analysis.ledger.ledger_page import interval, with_unit
+from analysis.ledger.ledger_rows import number_rows
 from analysis.ledger.rules import VERDICTS
 from analysis.ledger.write import DIGITS
 from analysis.report.markdown import escape, table

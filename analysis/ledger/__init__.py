@@ -10,7 +10,7 @@ The claims are files in analysis/claims; `rules` says how a verdict follows from
 from analysis.ledger.entries import Claim, chosen, known_claims
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.judge import Entry, judge
-from analysis.ledger.page import lines
+from analysis.ledger.ledger_page import lines
 from analysis.ledger.repeats import against_published
 from analysis.ledger.write import write
 

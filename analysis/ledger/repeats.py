@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.ledger.judge import Entry
-from analysis.ledger.rows import number_rows
+from analysis.ledger.ledger_rows import number_rows
 from analysis.ledger.write import NUMBERS
 from analysis.loading.safe_read import own_file
 

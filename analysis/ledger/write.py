@@ -8,8 +8,8 @@ from pathlib import Path
 
 from analysis.files import refuse_link, remove_partials, write_atomically, write_text
 from analysis.ledger.judge import Entry
-from analysis.ledger.page import html, markdown
-from analysis.ledger.rows import number_rows, rows
+from analysis.ledger.ledger_page import html, markdown
+from analysis.ledger.ledger_rows import number_rows, rows
 
 LEDGER, NUMBERS = "claims.csv", "claim_numbers.csv"
 DIGITS = "%.9g"

@@ -1,6 +1,6 @@
 """The record of job=compare's selection, selection.csv beside the runs that confirm it.
 
-Made by experiments/compare/record.py, whose docstring gives the columns.
+Made by experiments/compare/selection_record.py, whose docstring gives the columns.
 """
 
 from __future__ import annotations

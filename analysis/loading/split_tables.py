@@ -1,8 +1,8 @@
 """Scores of every run by document, by answer and by length, documents.csv, answers.csv and lengths.csv in its folder.
 
-Made by experiments/scoring/documents.py, experiments/scoring/tasks.py and experiments/compare/longer.py, whose
-docstrings give the columns; runs on text have the first, runs of synthetic tasks the second, those that were asked for
-longer sequences the third, and runs of before these none.
+Made by experiments/scoring/documents.py, experiments/scoring/tasks.py and
+experiments/compare/length_generalization.py, whose docstrings give the columns; runs on text have the first, runs of
+synthetic tasks the second, those that were asked for longer sequences the third, and runs of before these none.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.bench.cases import attention, residual
 from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
-from experiments.bench.traffic import bytes_of
+from experiments.bench.operator_traffic import bytes_of
 from zoo.mixers.gsa_indexer import Indexer
 
 HEADS, HEAD = 4, 64

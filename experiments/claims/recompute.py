@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from experiments.bench import timing
 from experiments.bench.activation_memory import saved_bytes
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.bench.traffic import OperatorBytes
+from experiments.bench.operator_traffic import OperatorBytes
 from experiments.claims import measure
 from experiments.claims.numbers import Number, in_turns, near, paired
 from experiments.configuration.compose import architectures

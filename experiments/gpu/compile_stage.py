@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.gpu.record import Record
+from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import REHEARSED, Settings
 from experiments.parallel.group import pick_device
 

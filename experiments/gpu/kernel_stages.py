@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from experiments.gpu.record import Record
+from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import Settings
 from experiments.parallel.group import pick_device
 from experiments.system import paths

@@ -31,10 +31,10 @@ def run_sweep(configs: list[Config]) -> None:
     """
     with interrupts.loading():
         from experiments.compare.confirm import confirm, confirmations
-        from experiments.compare.cost import core_seconds, minutes
-        from experiments.compare.longer import longer_tasks, score_longer
-        from experiments.compare.record import write_record
+        from experiments.compare.length_generalization import longer_tasks, score_longer
         from experiments.compare.select import select
+        from experiments.compare.selection_record import write_record
+        from experiments.compare.time_estimate import core_seconds, minutes
 
     selections = checked(configs)
     _announce(selections)
@@ -59,8 +59,8 @@ def run_sweep(configs: list[Config]) -> None:
 def checked(configs: list[Config]) -> list[Selection]:
     """Return the selections that would be run for each model. Raises UserError where the command has a mistake."""
     with interrupts.loading():
-        from experiments.compare.longer import longer_tasks
-        from experiments.compare.models import named_models
+        from experiments.compare.compared_models import named_models
+        from experiments.compare.length_generalization import longer_tasks
         from experiments.compare.select import start
 
     configs = [made for config in configs for made in named_models(config)]

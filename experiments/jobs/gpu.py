@@ -22,7 +22,7 @@ import time
 import torch
 
 from experiments.configuration.schema import Config
-from experiments.gpu.record import Record
+from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import Settings
 from experiments.gpu.stages import STAGES
 from experiments.jobs import Job

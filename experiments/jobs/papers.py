@@ -20,7 +20,7 @@ def run_sweep(configs: list[Config]) -> None:
     UserError.
     """
     with interrupts.loading():
-        from experiments.compare.cost import minutes
+        from experiments.compare.time_estimate import minutes
         from experiments.jobs import compare
 
     _check(configs)
@@ -47,9 +47,9 @@ def _check(configs: list[Config]) -> None:
 
 def _cost(config: Config) -> tuple[float, float, str]:
     """Core-seconds of a headline's training, at least and at most, and a line that says them."""
-    from experiments.compare.cost import core_seconds, minutes
-    from experiments.compare.models import named_models
+    from experiments.compare.compared_models import named_models
     from experiments.compare.select import start
+    from experiments.compare.time_estimate import core_seconds, minutes
 
     selections = start(named_models(config))
     least, most = core_seconds(selections)

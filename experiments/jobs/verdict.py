@@ -28,7 +28,7 @@ def run_sweep(configs: list[Config]) -> None:
     """
     with interrupts.loading():
         from experiments.verdict import stages
-        from experiments.verdict.models import find_block, models, nearest_relative
+        from experiments.verdict.verdict_models import find_block, models, nearest_relative
 
     configs = [named(config) for config in configs]
     config = configs[0]

@@ -13,7 +13,7 @@ from experiments.data import Split
 from experiments.scoring.text import token_losses
 from zoo.model import LanguageModel
 from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
-from zoo.probes.rows import buckets
+from zoo.probes.probe_row import buckets
 
 
 def evenly_spaced_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from experiments.probing import probe_tables
-from zoo.probes.rows import Row
+from zoo.probes.probe_row import Row
 from zoo.probes.stream_rank import smallest_rank
 
 

@@ -15,7 +15,7 @@ from experiments.probing.held_out import average_rows, probe_windows
 from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.probes import ProbeEvent, Row
-from zoo.probes.rows import by_head
+from zoo.probes.probe_row import by_head
 
 SPLIT = "validation"
 

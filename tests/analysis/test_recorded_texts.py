@@ -15,7 +15,7 @@ from analysis import units
 from analysis.commands import word
 from analysis.comparing.comparison_table import interval_text
 from analysis.figure_entry import Entry, report_order
-from analysis.ledger.page import shown
+from analysis.ledger.ledger_page import shown
 from analysis.loading.blocks import blocks, noun, nouns, plural
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
 from analysis.loading.labels import labels, short_names

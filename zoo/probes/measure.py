@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.errors import UserError
 from zoo.probes.events import ProbeEvent
-from zoo.probes.rows import Row
+from zoo.probes.probe_row import Row
 from zoo.registry import is_left_out
 
 if TYPE_CHECKING:  # blocks import this module, and the model imports blocks

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.rows import Row, buckets, by_head
+from zoo.probes.probe_row import Row, buckets, by_head
 
 
 def mean_over_queries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zoo.probes.rows import Row
+from zoo.probes.probe_row import Row
 
 
 def smallest_rank(rows: Iterable[Row], energy: float) -> tuple[int, int] | None:

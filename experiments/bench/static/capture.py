@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from experiments.bench.static.compiler import Compiled, Compiler
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
+from experiments.bench.static.launch_traffic import written_arguments
 from experiments.bench.static.scalars import storage_id
-from experiments.bench.static.specialise import Specialised, specialise
-from experiments.bench.static.traffic import written_arguments
+from experiments.bench.static.specialization import Specialised, specialise
 from experiments.bench.static.ttir import Function, parse
 
 

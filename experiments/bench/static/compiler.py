@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.static.gpus import Gpu
-from experiments.bench.static.specialise import Specialised
+from experiments.bench.static.specialization import Specialised
 from experiments.bench.static.tools import machine_codes, resource_usage
 from experiments.bench.static.translate import Translator
 from experiments.data.cache import content_hash

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
 from experiments.bench.static.sass import CLASSES, Code, Loop, kind
 from experiments.bench.static.ttir import Block, Op, result_elements
 

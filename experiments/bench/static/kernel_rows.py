@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.bench.static import model, sass
+from experiments.bench.static import sass, time_model
 from experiments.bench.static.capture import Attempt, Launch
 from experiments.bench.static.counts import instruction_counts
 from experiments.bench.static.gpus import Gpu, programs_resident
-from experiments.bench.static.specialise import LAUNCH_OPTIONS
-from experiments.bench.static.traffic import moved_bytes, products
+from experiments.bench.static.launch_traffic import moved_bytes, products
+from experiments.bench.static.specialization import LAUNCH_OPTIONS
 
 COLUMNS = (
     *("kernel", "constants", "configuration", "chosen", "launches", "grid", "programs", "warps", "stages"),
@@ -51,7 +51,7 @@ class _Counted:
     """One attempt in numbers; seconds: None for one that cannot run."""
 
     attempt: Attempt
-    counts: model.Counts | None
+    counts: time_model.Counts | None
     executed: dict[str, float]
     loops: list[tuple[int, float]]
     arguments: Counter[str]
@@ -97,7 +97,7 @@ def _count(attempt: Attempt, gpu: Gpu) -> _Counted:
     read, written = moved_bytes(executions, attempt.launch.values, attempt.programs)
     arguments = Counter({f"{name} read": count for name, count in read.items()})
     arguments.update({f"{name} written": count for name, count in written.items()})
-    counts = model.Counts(
+    counts = time_model.Counts(
         attempt.programs,
         made.warps,
         programs_resident(gpu, made.registers, made.shared, made.warps),
@@ -114,7 +114,13 @@ def _count(attempt: Attempt, gpu: Gpu) -> _Counted:
     if made.error:
         return _Counted(attempt, counts, executed, loops, arguments, None, {})
     return _Counted(
-        attempt, counts, executed, loops, arguments, model.seconds(counts, gpu), model.parts(counts, gpu)
+        attempt,
+        counts,
+        executed,
+        loops,
+        arguments,
+        time_model.seconds(counts, gpu),
+        time_model.parts(counts, gpu),
     )
 
 
@@ -153,7 +159,7 @@ def _row(launched: list[_Counted], gpu: Gpu) -> dict[str, Any]:
         )
     if errors:
         return row
-    row["waves"] = sum(model.waves(one.counts, gpu) for one in counted)
+    row["waves"] = sum(time_model.waves(one.counts, gpu) for one in counted)
     row["modelled_milliseconds"] = 1e3 * sum(one.seconds for one in counted)
     for name in counted[0].parts:
         row[f"{name}_ms"] = 1e3 * sum(one.parts[name] for one in counted)

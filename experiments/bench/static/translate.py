@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.bench.static.specialise import Specialised
+from experiments.bench.static.specialization import Specialised
 from experiments.data.cache import content_hash
 
 

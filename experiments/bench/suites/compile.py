@@ -24,7 +24,7 @@ from experiments.bench.passes import forward, forward_backward
 from experiments.bench.static.compiler import compile_for
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import equal_segments, on_triton
-from experiments.bench.static.specialise import Specialised, specialise
+from experiments.bench.static.specialization import Specialised, specialise
 from experiments.bench.static.translate import Translator
 from experiments.configuration.schema import Config
 from kernels.triton_common import interpreted

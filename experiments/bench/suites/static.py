@@ -25,11 +25,11 @@ from tqdm import tqdm
 from experiments.bench import result_table, roofline
 from experiments.bench.cases import matching_names
 from experiments.bench.result_table import failure_reason, machine_facts
-from experiments.bench.static import kernel_rows, model
-from experiments.bench.static.account import WAYS, account
+from experiments.bench.static import kernel_rows, time_model
+from experiments.bench.static.compared_operations import LENGTH, OPERATIONS, OURS, EmptyInputs, version
 from experiments.bench.static.gpu_times import measure_times
 from experiments.bench.static.gpus import GPUS
-from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs, version
+from experiments.bench.static.operation_counts import WAYS, account
 from experiments.bench.static.tools import check_tools
 from experiments.configuration.schema import Config
 from experiments.data.cache import cache_root
@@ -71,7 +71,7 @@ def run(config: Config) -> Rows:
     _measure(config, rows)
     for row in rows:
         tqdm.write(_line(row))
-    print(f"{KIND}: {model.ERROR}")
+    print(f"{KIND}: {time_model.ERROR}")
     return rows
 
 
@@ -182,7 +182,7 @@ def _compare(rows: Rows) -> None:
         if row["backend"] == OURS and others:
             best = min(others, key=lambda other: other["modelled_milliseconds"])
             ratio = best["modelled_milliseconds"] / row["modelled_milliseconds"]
-            low, high = ratio / (1 + model.RATIO_ERROR), ratio * (1 + model.RATIO_ERROR)
+            low, high = ratio / (1 + time_model.RATIO_ERROR), ratio * (1 + time_model.RATIO_ERROR)
             row.update(peer=best["backend"], ratio=ratio, ratio_low=low, ratio_high=high)
 
 

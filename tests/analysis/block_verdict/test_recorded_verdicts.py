@@ -10,7 +10,7 @@ from support import recorded
 from support.pretended_runs import TEXT, model, pretended
 from support.seen_pages import page_lines
 
-from analysis.block_verdict.page import _write, gather
+from analysis.block_verdict.verdict_page import _write, gather
 from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 from analysis.loading.results import Results
 

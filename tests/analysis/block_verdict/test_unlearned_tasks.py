@@ -7,7 +7,7 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis.block_verdict.learned import TESTS
-from analysis.block_verdict.page import gather
+from analysis.block_verdict.verdict_page import gather
 from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 
 PATTERNS = {"transformer": "F", "delta": "K", "mesa": "M"}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import ledger
-from analysis.ledger.page import html, markdown
+from analysis.ledger.ledger_page import html, markdown
 from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, Needed
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from analysis.headlines.entries import core_minutes
 from analysis.ledger.entries import Claim
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.judge import judge
-from analysis.ledger.page import lines
+from analysis.ledger.ledger_page import lines
 from analysis.loading.results import Results
 from analysis.loading.selection import COLUMNS
 

@@ -8,9 +8,9 @@ import pytest
 
 from analysis import ledger, load_results
 from analysis.ledger.evidence import Evidence, Missing, seeds_check
-from analysis.ledger.page import counted, html, markdown
+from analysis.ledger.ledger_page import counted, html, markdown
+from analysis.ledger.ledger_rows import number_rows, rows
 from analysis.ledger.repeats import disagreements
-from analysis.ledger.rows import number_rows, rows
 from analysis.ledger.rules import (
     CONFIRMED,
     FAILS,

@@ -21,7 +21,7 @@ from experiments.bench.suites import inference as suite
 from experiments.bench.suites.inference import calls, cells, compared_models
 from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
 from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.rows import compared
+from experiments.bench.suites.inference.inference_rows import compared
 from experiments.bench.suites.inference.subjects import subjects
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config

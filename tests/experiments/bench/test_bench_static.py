@@ -15,11 +15,11 @@ from support.program import Lab
 from triton.runtime.jit import JITFunction
 
 from experiments.bench import timing
-from experiments.bench.static import gpu_times, model, operations, tools
-from experiments.bench.static.account import account
+from experiments.bench.static import compared_operations, gpu_times, time_model, tools
+from experiments.bench.static.compared_operations import LENGTH, OPERATIONS, OURS, EmptyInputs
 from experiments.bench.static.gpus import GPUS
-from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs
-from experiments.bench.static.specialise import specialise
+from experiments.bench.static.operation_counts import account
+from experiments.bench.static.specialization import specialise
 from experiments.bench.suites import static as suite
 from experiments.configuration.schema import BenchConfig, Config
 from experiments.runs.folders import RunFailed
@@ -126,7 +126,7 @@ def test_measured_times_are_forward_and_what_both_take_more(name, expected):
     with (
         mock.patch.object(timing, "interleaved", timed),
         mock.patch.object(gpu_times, "InputFactory", Here),
-        mock.patch.object(operations, "installed", return_value=False),
+        mock.patch.object(compared_operations, "installed", return_value=False),
     ):
         assert gpu_times.measure_times(OPERATIONS[name], 64, 3) == expected
 
@@ -191,12 +191,12 @@ def test_one_operation_of_ours_and_of_its_peer(lab: Lab):
         assert lab.run(*words, timeout=800).status == 0
     assert {path: path.stat().st_mtime_ns for path in Path(lab.folder / "cache" / "static").iterdir()} == made
     assert rows == list(csv.DictReader((lab.results / "bench" / "static.csv").open()))
-    peers = operations.OPERATIONS["short convolution"].libraries[1:]
+    peers = compared_operations.OPERATIONS["short convolution"].libraries[1:]
     assert [(r["backend"], r["mode"]) for r in rows] == [
         (library, way) for library in (OURS, *peers) for way in ("forward", "backward")
     ]
     assert {r["kind"] for r in rows} == {suite.KIND}
-    assert model.ERROR in done.out
+    assert time_model.ERROR in done.out
     assert all(float(r["modelled_milliseconds"]) > 0 and r["unknown_loops"] == "0" for r in rows)
     assert all(bool(r["ratio"]) == (bool(peers) and r["backend"] == OURS) for r in rows)
     kernels = list(csv.DictReader((lab.results / "bench" / "static_kernels.csv").open()))

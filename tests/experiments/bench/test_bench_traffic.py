@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS, PROJECTIONS
+from experiments.bench.operator_traffic import OperatorBytes
 from experiments.bench.suites.traffic import CLAIMED
-from experiments.bench.traffic import OperatorBytes
 
 
 def counted(call) -> int:

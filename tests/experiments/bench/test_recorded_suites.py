@@ -46,7 +46,7 @@ from experiments.bench.suites.cpu import steps as cpu_steps
 from experiments.bench.suites.inference import cells as inference_cells
 from experiments.bench.suites.inference import compared_models
 from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.rows import compared, format_row
+from experiments.bench.suites.inference.inference_rows import compared, format_row
 from experiments.bench.suites.kernels import run as run_kernels
 from experiments.configuration.compose import architectures
 from experiments.jobs import bench as bench_job

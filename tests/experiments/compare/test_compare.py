@@ -13,9 +13,9 @@ import pytest
 from support.program import Lab, assert_same_run, last_checkpoint
 
 from analysis.loading import selection
-from experiments.compare import confirm, cost, halving, rates, select
-from experiments.compare.record import COLUMNS, write_record
+from experiments.compare import confirm, halving, rates, select, time_estimate
 from experiments.compare.select import Selection, start
+from experiments.compare.selection_record import COLUMNS, write_record
 from experiments.compare.trials import RATE, Trial
 from experiments.configuration.schema import Config
 from experiments.runs.folders import METRICS, MetricLog, RunFailed, RunFolder
@@ -328,16 +328,16 @@ def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monke
             clock[0] += self.seconds
             self.seconds = 2.0
 
-    monkeypatch.setattr(cost, "make_model", lambda *_: None)
+    monkeypatch.setattr(time_estimate, "make_model", lambda *_: None)
     monkeypatch.setattr(
-        cost, "random_tokens", lambda config, batch, length, device: asked.append((batch, length))
+        time_estimate, "random_tokens", lambda config, batch, length, device: asked.append((batch, length))
     )
-    monkeypatch.setattr(cost, "TrainingStep", Step)
-    monkeypatch.setattr(cost.time, "process_time", lambda: clock[0])
-    monkeypatch.setattr(cost.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(time_estimate, "TrainingStep", Step)
+    monkeypatch.setattr(time_estimate.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(time_estimate.torch, "set_num_threads", lambda count: None)
     config = Config()
     config.data.batch_size, config.data.seq_len = 5, 24
-    assert cost.step_seconds(config) == 2.0
+    assert time_estimate.step_seconds(config) == 2.0
     assert asked == [(5, 24)]
 
 

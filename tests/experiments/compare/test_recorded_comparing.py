@@ -9,8 +9,8 @@ import pytest
 from support.recorded import check
 from support.steady import changed, masked, refusal, set_by_formula, tiny_study
 
-from experiments.compare import confirm, cost, halving, longer, rates, select
-from experiments.compare.record import write_record
+from experiments.compare import confirm, halving, length_generalization, rates, select, time_estimate
+from experiments.compare.selection_record import write_record
 from experiments.compare.trials import Trial, combinations, make_trial, with_settings
 from experiments.configuration.compose import architectures
 from experiments.jobs import compare
@@ -32,8 +32,8 @@ def test_grids():
             )
             yield f"  edges {[rates.edge(rate, grid) for rate in (1e-3, 3e-3, 1e-2, 0.5)]}"
         for trials, halved in ((5, True), (4, True), (1, True), (5, False)):
-            yield f"{trials} {halved}: {cost._whole_runs(trials, halved)}"
-        yield cost.minutes(90.0, 600.0)
+            yield f"{trials} {halved}: {time_estimate._whole_runs(trials, halved)}"
+        yield time_estimate.minutes(90.0, 600.0)
         for grid in ([], ["a.b=1,2", "c=x"], ["a=[1,2]"], ["a=choice(1,2)"], ["a=1", "a=2"], ["a=null,true"]):
             yield f"{grid}: {refusal(lambda grid=grid: list(combinations(grid)))}"
         for word in (
@@ -145,7 +145,7 @@ def test_a_grid_that_may_grow_to_a_rate_that_is_none_is_refused_at_either_end(
 def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path, pretend, monkeypatch):
     pretend(lambda config: config.optim.lr)
     scored: list[Plan] = []
-    monkeypatch.setattr(longer, "score_longer", scored.extend)
+    monkeypatch.setattr(length_generalization, "score_longer", scored.extend)
     config = tiny_study(
         tmp_path,
         compare__models=["transformer", "kda_pure"],
@@ -162,7 +162,7 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
 
 def test_every_longer_task_has_the_vocabulary_that_was_trained_on(tmp_path: Path):
     with pytest.raises(UserError, match="'vocab=64,99' changes the vocabulary"):
-        longer.longer_tasks(tiny_study(tmp_path, compare__longer="vocab=64,99"))
+        length_generalization.longer_tasks(tiny_study(tmp_path, compare__longer="vocab=64,99"))
 
 
 def test_scores_beyond_the_trained_length(tmp_path: Path):
@@ -177,10 +177,10 @@ def test_scores_beyond_the_trained_length(tmp_path: Path):
     model = set_by_formula(LanguageModel(config.model, vocab_size=64, seq_len=16), 0.3)
     planned.folder.path.mkdir(parents=True)
     zoo_io.export(model, planned.folder.path)
-    longer.score_longer([planned])
+    length_generalization.score_longer([planned])
     before = (planned.folder.path / "lengths.csv").read_text()
-    longer.score_longer([planned])
-    labels = [data.tasks.mqar.length for data in longer.longer_tasks(config)]
+    length_generalization.score_longer([planned])
+    labels = [data.tasks.mqar.length for data in length_generalization.longer_tasks(config)]
     check(
         RECORDED / "lengths.txt",
         [*before.splitlines(), f"{labels} {len(read_metrics(planned.folder.path / 'metrics.csv'))}"],

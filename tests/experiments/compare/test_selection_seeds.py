@@ -11,10 +11,10 @@ from support.program import Lab
 from support.steady import changed, tiny_study
 
 from analysis.loading.selection import read_selection
-from experiments.compare import cost, halving, seeds, select
+from experiments.compare import halving, seeds, select, time_estimate
 from experiments.compare.confirm import confirmations
-from experiments.compare.record import write_record
 from experiments.compare.select import Selection
+from experiments.compare.selection_record import write_record
 from experiments.compare.trials import RATE
 from experiments.configuration.schema import Config
 from experiments.jobs import compare
@@ -148,10 +148,10 @@ def test_seeds_that_cannot_be_are_refused_before_anything_is_trained(tmp_path: P
 
 
 def test_the_cost_counts_the_further_seeds_of_two_settings(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(cost, "step_seconds", lambda config: 1 / config.trainer.max_steps)
+    monkeypatch.setattr(time_estimate, "step_seconds", lambda config: 1 / config.trainer.max_steps)
 
     def runs(**keys) -> tuple[float, float]:
-        return cost.core_seconds(select.start([_config(tmp_path, compare__seeds=3, **keys)]))
+        return time_estimate.core_seconds(select.start([_config(tmp_path, compare__seeds=3, **keys)]))
 
     assert runs(compare__selection_seeds=1) == pytest.approx((3 + 3, 3 + 3))
     assert runs() == pytest.approx((3 + 3 + 4, 3 + 3 + 4))

@@ -13,7 +13,7 @@ from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
 from experiments.gpu import kernel_stages, stage_settings, stages, training_stages
-from experiments.gpu.record import Record
+from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import PATTERNS, Settings
 from kernels.triton_common import tuning
 

@@ -12,10 +12,10 @@ from support.program import Lab
 
 from analysis.headlines import Headline, known_headlines
 from analysis.ledger.rules import Check
-from experiments.compare.cost import core_seconds
-from experiments.compare.longer import longer_tasks
-from experiments.compare.models import named_models
+from experiments.compare.compared_models import named_models
+from experiments.compare.length_generalization import longer_tasks
 from experiments.compare.select import Selection, start
+from experiments.compare.time_estimate import core_seconds
 from experiments.configuration.compose import headlines, label
 from experiments.configuration.schema import Config
 from experiments.data import TaskSet
@@ -130,7 +130,7 @@ def test_the_cost_counts_whole_runs_and_quarters(lab: Lab, monkeypatch):
     """Three rates, halved: two whole runs and a quarter, and three that confirm; two rates more at either end."""
     lab.arguments = lambda *words: list(words)
     (config,) = lab.compose("+experiment=papers", "headline=parity", "trainer.max_steps=100")
-    monkeypatch.setattr("experiments.compare.cost.step_seconds", lambda config: 2.0)
+    monkeypatch.setattr("experiments.compare.time_estimate.step_seconds", lambda config: 2.0)
     selections: list[Selection] = start(named_models(config))
     least, most = core_seconds(selections)
     assert least == pytest.approx(2 * 100 * 2.0 * (2 + 1 / 4 + 3))

@@ -59,7 +59,7 @@ def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
     """Jobs of run.py: what each asks of analysis, with which settings, and what it prints."""
     import analysis
     from analysis import ResultsError
-    from analysis.block_verdict import page
+    from analysis.block_verdict import verdict_page
     from analysis.publishing import publish as publishing
 
     made = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
@@ -89,11 +89,11 @@ def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
             )
             monkeypatch.setattr(analysis, "write_report", pretended("report", "report.html"), raising=False)
             monkeypatch.setattr(publishing, "publish", pretended("publish", tmp_path / "place"))
-            monkeypatch.setattr(page, "publish_verdict", pretended("publish verdict", None))
+            monkeypatch.setattr(verdict_page, "publish_verdict", pretended("publish verdict", None))
             monkeypatch.setattr(
-                page, "write_verdict", pretended("verdict", tmp_path / "verdict" / "page.html")
+                verdict_page, "write_verdict", pretended("verdict", tmp_path / "verdict" / "page.html")
             )
-            monkeypatch.setattr(page, "lines", pretended("lines", ["a line"]))
+            monkeypatch.setattr(verdict_page, "lines", pretended("lines", ["a line"]))
             monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
             for name in ("report", "publish", "write_verdict"):
                 for runs in (None, str(tmp_path / "other")):
@@ -102,7 +102,7 @@ def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
                         end = refusal(made[name], changed(config, runs=runs))
                     yield f"{name} {runs}: {end}"
                     yield from (f"  {line}" for line in [*log, *printed])
-            (study / page.FOLDER).mkdir(parents=True, exist_ok=True)
+            (study / verdict_page.FOLDER).mkdir(parents=True, exist_ok=True)
             (study / "run").mkdir(exist_ok=True)
             (study / "run" / "summary.json").touch()
         drawn = pretended("draw", ["x.svg"])
@@ -275,7 +275,8 @@ def test_comparisons(asked, monkeypatch, tmp_path: Path):
     """What is announced and what it costs, dry; what is selected, and refused."""
     plain, kda = asked
     monkeypatch.setattr(
-        "experiments.compare.cost.step_seconds", lambda config: 0.5 if config.model.pattern == "F" else 2.0
+        "experiments.compare.time_estimate.step_seconds",
+        lambda config: 0.5 if config.model.pattern == "F" else 2.0,
     )
 
     def lines() -> Iterator[str]:

@@ -13,7 +13,7 @@ from experiments.probing.probe_run import settings
 from experiments.probing.stream_rank import stream_rank
 from zoo import ModelConfig, UserError
 from zoo.probes import probe_model
-from zoo.probes.rows import Row
+from zoo.probes.probe_row import Row
 from zoo.probes.stream_rank import smallest_rank
 
 

@@ -14,7 +14,7 @@ from experiments.probing import probe_tables
 from experiments.training.callbacks import Validation
 from experiments.training.callbacks.probe_training import ProbeTraining
 from zoo.probes import Measure
-from zoo.probes.rows import row
+from zoo.probes.probe_row import row
 
 pytestmark = pytest.mark.slow
 

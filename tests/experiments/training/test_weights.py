@@ -22,7 +22,7 @@ from experiments.runs import saved_weights
 from experiments.training.callbacks import Validation
 from zoo.errors import UserError
 from zoo.probes import Measure
-from zoo.probes.rows import row
+from zoo.probes.probe_row import row
 
 STEPS = 20
 QUICK = ["probe.windows=1", "probe.extrapolate=1", "probe.long_windows=1", "probe.prompts=[]"]

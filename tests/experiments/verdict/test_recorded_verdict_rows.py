@@ -20,7 +20,7 @@ from support.steady import (
     tiny_config,
 )
 
-from experiments.verdict import contracts, models, sizes, speeds, stages
+from experiments.verdict import contracts, sizes, speeds, stages, verdict_models
 from zoo import registry
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -81,16 +81,16 @@ def test_models_and_relatives():
         )
         for kind in registry.KINDS:
             for name, block in registry.blocks(kind).items():
-                if name in models.PLAIN.values():
+                if name in verdict_models.PLAIN.values():
                     continue
-                relative = models.nearest_relative(block, None)
+                relative = verdict_models.nearest_relative(block, None)
                 yield f"{kind} {name}: beside {relative and relative.name}"
-                for title, model in list(models.models(base, block, relative).items())[:2]:
+                for title, model in list(verdict_models.models(base, block, relative).items())[:2]:
                     yield f" {title}"
                     yield from differences(model, leaves(tiny_config().model))
         yield (
-            f"{models.nearest_relative(registry.get('mixer', 'kda'), 'none')} "
-            f"{models.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
+            f"{verdict_models.nearest_relative(registry.get('mixer', 'kda'), 'none')} "
+            f"{verdict_models.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
         )
 
     check(RECORDED / "models.txt", lines())
@@ -106,7 +106,9 @@ def test_sizes_and_speeds(tmp_path: Path):
         model__d_model=64,
         model__backend="torch",
     )
-    found = models.models(config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet"))
+    found = verdict_models.models(
+        config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet")
+    )
     few = {name: found[name] for name in ("transformer", "kda")}
 
     def lines() -> Iterator[str]:

@@ -14,7 +14,7 @@ from support.tree_copy import copy_tree, python, shown
 
 from experiments.configuration.schema import Config
 from experiments.verdict import contracts, sizes, speeds, stages
-from experiments.verdict.models import find_block, models, nearest_relative
+from experiments.verdict.verdict_models import find_block, models, nearest_relative
 from zoo import ModelConfig, registry
 from zoo.errors import UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zoo.probes.events import ProbeEvent
 from zoo.probes.measure import Measure, register_measure
-from zoo.probes.rows import Row, by_head
+from zoo.probes.probe_row import Row, by_head
 
 LOW = 0.1
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.probes.events import ProbeEvent
 from zoo.probes.measure import Measure, check_graph, register_measure
-from zoo.probes.rows import Row, row
+from zoo.probes.probe_row import Row, row
 
 if TYPE_CHECKING:  # blocks import this package, and the model imports blocks
     from zoo.model import LanguageModel

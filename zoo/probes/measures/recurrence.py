@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
 from zoo.probes.measure import Measure, register_measure
-from zoo.probes.rows import Row, by_head, row
+from zoo.probes.probe_row import Row, by_head, row
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 

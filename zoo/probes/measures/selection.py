@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo.probes.events import ProbeEvent
 from zoo.probes.measure import Measure, register_measure
 from zoo.probes.positions import by_position, mean_over_queries
-from zoo.probes.rows import Row, row
+from zoo.probes.probe_row import Row, row
 
 
 @register_measure

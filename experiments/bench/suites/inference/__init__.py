@@ -29,7 +29,7 @@ from experiments.bench import result_table
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.suites.inference.cells import MODES, Cell
 from experiments.bench.suites.inference.compared_models import Bench
-from experiments.bench.suites.inference.rows import COLUMNS
+from experiments.bench.suites.inference.inference_rows import COLUMNS
 from experiments.bench.suites.inference.subjects import subjects
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device

@@ -13,7 +13,7 @@ from experiments.bench.model_steps import autocast
 from experiments.bench.suites.inference.calls import STEPS, Call, decode_call, forward_call, prefill_call
 from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
 from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.rows import compared, format_row
+from experiments.bench.suites.inference.inference_rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
 from experiments.configuration.compose import model_color
 from experiments.system import machine

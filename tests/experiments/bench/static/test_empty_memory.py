@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.program import RUN
 
+from experiments.bench.operator_traffic import OperatorBytes
 from experiments.bench.static.host_calls import even_selection, spread_blocks
-from experiments.bench.traffic import OperatorBytes
 from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 
@@ -38,10 +38,10 @@ empty, fill = torch.empty, int(sys.argv[2])
 torch.empty = lambda *a, **k: empty(*a, **k).fill_(fill)
 torch.empty_like = lambda x, **k: torch.empty(x.shape, **{"dtype": x.dtype, **k})
 from experiments.bench.cases.attention import nsa
-from experiments.bench.static.account import account
+from experiments.bench.static.operation_counts import account
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import on_triton
-from experiments.bench.static.operations import EmptyInputs
+from experiments.bench.static.compared_operations import EmptyInputs
 (call,) = nsa(EmptyInputs(1024), 16, 64)
 rows, _ = account(call, lambda: on_triton(call), GPUS["H200"], Path(sys.argv[1]))
 print(json.dumps(rows))

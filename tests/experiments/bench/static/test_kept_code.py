@@ -13,10 +13,10 @@ import torch
 import triton
 
 from experiments.bench.cases.call import Call
-from experiments.bench.static.account import account
 from experiments.bench.static.compiler import Compiled, Compiler
 from experiments.bench.static.gpus import GPUS
-from experiments.bench.static.specialise import Specialised, specialise
+from experiments.bench.static.operation_counts import account
+from experiments.bench.static.specialization import Specialised, specialise
 
 DIVISIBLE = [["tt.divisibility", 16]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.bench.static import counts, sass
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
 from experiments.bench.static.counts import instruction_counts
 from experiments.bench.static.ttir import parse
 

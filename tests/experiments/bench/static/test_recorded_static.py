@@ -19,26 +19,26 @@ from support.recorded import check, flat, short
 from support.steady import cells, changed, masked, pretended_machine, refusal, said, tiny_config
 
 from experiments.bench.static import (
-    account,
     capture,
+    compared_operations,
     compiler,
-    control,
+    control_flow,
     counts,
     fake_gpu,
     host_calls,
     kernel_rows,
-    model,
-    operations,
+    launch_traffic,
+    operation_counts,
+    program_slices,
     sass,
     scalars,
-    slices,
+    time_model,
     tools,
-    traffic,
     ttir,
 )
 from experiments.bench.static.capture import Attempt, Launch
 from experiments.bench.static.compiler import Compiled
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
 from experiments.bench.static.gpus import GPUS, programs_resident
 from experiments.bench.suites import compile as compile_suite
 from experiments.bench.suites import static as static_suite
@@ -146,7 +146,7 @@ def test_counts_of_kept_code(name: str):
         ops = [op for op, _ in function.ops()]
         yield f"arguments {function.arguments}"
         yield from flat(dict(sorted(Counter(op.name for op in ops).items())), "operations")
-        yield f"control {sorted(slices.control_values(function))}"
+        yield f"control {sorted(program_slices.control_values(function))}"
         pointed = [
             (op.name, sorted(places), ttir.accessed_bytes(op))
             for op, _, places in ttir.pointing(function)
@@ -169,11 +169,11 @@ def test_counts_of_kept_code(name: str):
             )
             yield from flat(counts.instruction_counts(code, done), "  executed")
             programs = int(torch.tensor(grid).prod())
-            yield from flat(traffic.moved_bytes(done, values, programs), "  moved")
-            yield from flat(traffic.products(done), "  products")
+            yield from flat(launch_traffic.moved_bytes(done, values, programs), "  moved")
+            yield from flat(launch_traffic.products(done), "  products")
             yield (
-                f"  writes {sorted(traffic.written_arguments(done))}, samples "
-                f"{len(list(control._sample(grid, function, done._needed)))}"
+                f"  writes {sorted(launch_traffic.written_arguments(done))}, samples "
+                f"{len(list(control_flow._sample(grid, function, done._needed)))}"
             )
 
     check(RECORDED / f"counts_{name}.txt", lines())
@@ -234,10 +234,12 @@ def test_rows_of_kernels_and_sums():
             )
             yield from cells(found)
             operators = SimpleNamespace(total=10**9, operators=3)
-            yield from flat(account._sums(found, operators, GPUS[gpu]), gpu)
+            yield from flat(operation_counts._sums(found, operators, GPUS[gpu]), gpu)
         found = kernel_rows.rows([failing], GPUS["H200"])
         yield from cells(found)
-        yield from flat(account._sums(found, SimpleNamespace(total=0, operators=0), GPUS["H200"]), "failed")
+        yield from flat(
+            operation_counts._sums(found, SimpleNamespace(total=0, operators=0), GPUS["H200"]), "failed"
+        )
         yield f"columns {kernel_rows.COLUMNS}"
 
     check(RECORDED / "kernel_rows.txt", lines())
@@ -245,10 +247,10 @@ def test_rows_of_kernels_and_sums():
 
 def test_modelled_milliseconds():
     """Every part of the model for a table of counts, on every GPU; its constants; programs held at a time."""
-    product = traffic.Product(64, False, "bf16", "", 2.0 * 64 * 64 * 64)
+    product = launch_traffic.Product(64, False, "bf16", "", 2.0 * 64 * 64 * 64)
 
     def lines() -> Iterator[str]:
-        usual = model.Counts(1024, 4, 3, 2000.0, 10.0, 20.0, 30.0, 8.0, 1.5, 1e8, True, [product])
+        usual = time_model.Counts(1024, 4, 3, 2000.0, 10.0, 20.0, 30.0, 8.0, 1.5, 1e8, True, [product])
         table = {"usual": usual}
         for field, value in (
             ("programs", 7),
@@ -281,19 +283,19 @@ def test_modelled_milliseconds():
         for name, one in table.items():
             for gpu in GPUS:
                 found = {
-                    **model.parts(one, GPUS[gpu]),
-                    "all": model.seconds(one, GPUS[gpu]),
-                    "waves": model.waves(one, GPUS[gpu]),
+                    **time_model.parts(one, GPUS[gpu]),
+                    "all": time_model.seconds(one, GPUS[gpu]),
+                    "waves": time_model.waves(one, GPUS[gpu]),
                 }
                 yield (
                     f"{name} {gpu} {short(one.flops)}: "
                     f"{'; '.join(f'{k} {short(v)}' for k, v in found.items())}"
                 )
-        yield refusal(model.parts, dataclasses.replace(usual, resident=0), GPUS["H200"])
-        yield from flat(model.CONSTANTS)
+        yield refusal(time_model.parts, dataclasses.replace(usual, resident=0), GPUS["H200"])
+        yield from flat(time_model.CONSTANTS)
         yield (
-            f"{model.ERROR} {model.RATIO_ERROR} operators "
-            f"{short(model.operator_seconds(1e9, 5, GPUS['A100']))}"
+            f"{time_model.ERROR} {time_model.RATIO_ERROR} operators "
+            f"{short(time_model.operator_seconds(1e9, 5, GPUS['A100']))}"
         )
         yield from flat(GPUS)
         yield f"architectures {[gpu.sm for gpu in GPUS.values()]}"
@@ -372,22 +374,22 @@ def test_arithmetic_of_scalars():
         for shape, kind in (("", "i1"), ("4x", "bf16"), ("4x8x", "f32"), ("", "index"), ("3x", "i64")):
             yield f"{shape}{kind}: {ttir.elements(shape)} {ttir.bits(kind)}"
         for size in (1, 5, 12, 13, 1000):
-            yield f"spread {size}: {control._spread(size)}"
+            yield f"spread {size}: {control_flow._spread(size)}"
 
     check(RECORDED / "scalars.txt", lines())
 
 
 def test_operations_that_are_compared(monkeypatch):
     """Sizes, kinds, ways and peers of every operation; selections that are put in; a GPU that stands in."""
-    monkeypatch.setattr(operations, "installed", lambda peer: peer != "fla")
+    monkeypatch.setattr(compared_operations, "installed", lambda peer: peer != "fla")
 
     def lines() -> Iterator[str]:
-        for name, one in operations.OPERATIONS.items():
+        for name, one in compared_operations.OPERATIONS.items():
             yield (
                 f"{name}: {one.peers}, {one.batch}, {one.length}, {one.ways}, {one.libraries}, "
                 f"without {one.missing}"
             )
-            made = one.make(operations.EmptyInputs(one.length or 64, one.batch))
+            made = one.make(compared_operations.EmptyInputs(one.length or 64, one.batch))
             for x in made.tensors():
                 yield f"  {tuple(x.shape)} {x.dtype} {x.requires_grad}"
             yield (
@@ -395,8 +397,8 @@ def test_operations_that_are_compared(monkeypatch):
                 f"{ ({k: v for k, v in made.options.items() if not isinstance(v, torch.Tensor)}) }"
             )
         yield (
-            f"{operations.LENGTH} {operations.SEQUENCES} {operations.OURS} {operations.PACKAGES} "
-            f"{operations.version('triton')!r}"
+            f"{compared_operations.LENGTH} {compared_operations.SEQUENCES} {compared_operations.OURS} "
+            f"{compared_operations.PACKAGES} {compared_operations.version('triton')!r}"
         )
         for queries, size, number in ((10, 2, 3), (8, 1, 4), (6, 4, 1)):
             yield f"{queries} {size} {number}: {host_calls.spread_blocks(queries, size, number).tolist()}"
@@ -436,7 +438,7 @@ def _kernel_row(row: dict[str, Any], kernel: str) -> dict[str, Any]:
 
 def test_tables_of_the_static_suite(tmp_path: Path, monkeypatch):
     """Ratios over the fastest peer, lines, order of rows and tasks, both files, what is refused."""
-    monkeypatch.setattr(operations, "installed", lambda peer: True)
+    monkeypatch.setattr(compared_operations, "installed", lambda peer: True)
     monkeypatch.setattr(static_suite, "version", lambda library: {"fla": "fla-core 9"}.get(library, ""))
     monkeypatch.setattr(static_suite.triton, "__version__", "9.triton")
     config = tiny_config(suite="static", bench__out=str(tmp_path))
@@ -492,7 +494,7 @@ def test_tables_of_the_static_suite(tmp_path: Path, monkeypatch):
 def test_the_whole_static_suite(tmp_path: Path, monkeypatch):
     """The run itself, with outcomes that are given: what is printed, what the job's end is."""
     config = tiny_config(suite="static", bench__out=str(tmp_path), bench__cases=["KDA", "Mesa"])
-    monkeypatch.setattr(operations, "installed", lambda peer: False)
+    monkeypatch.setattr(compared_operations, "installed", lambda peer: False)
     monkeypatch.setattr(static_suite, "interpreted", lambda: False)
     monkeypatch.setattr(static_suite, "check_tools", lambda: None)
     monkeypatch.setattr(static_suite.triton, "__version__", "9.triton")

@@ -19,8 +19,8 @@ from experiments.bench import peers
 from experiments.bench.cases.attention import nsa
 from experiments.bench.cases.call import Call, call
 from experiments.bench.inputs import InputFactory
-from experiments.bench.static.account import WAYS
 from experiments.bench.static.host_calls import on_triton
+from experiments.bench.static.operation_counts import WAYS
 
 OURS = "triton"
 LENGTH = 8192

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from experiments.bench.static.program_slices import bounds, control_values
 from experiments.bench.static.scalars import Place, evaluate
-from experiments.bench.static.slices import bounds, control_values
 from experiments.bench.static.ttir import Block, Function, Op, carried
 
 _SAMPLES = 12

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
+from experiments.bench.static.launch_traffic import moved_bytes, products, written_arguments
+from experiments.bench.static.program_slices import control_values
 from experiments.bench.static.scalars import storage_id
-from experiments.bench.static.slices import control_values
-from experiments.bench.static.traffic import moved_bytes, products, written_arguments
 from experiments.bench.static.ttir import parse
 
 CAUSAL = """

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from experiments.bench.cases.call import Call
-from experiments.bench.static import kernel_rows, model
+from experiments.bench.operator_traffic import OperatorBytes
+from experiments.bench.static import kernel_rows, time_model
 from experiments.bench.static.capture import Capture, Launch, capturing
 from experiments.bench.static.compiler import Compiler
 from experiments.bench.static.fake_gpu import use_fake_gpu
 from experiments.bench.static.gpus import Gpu
 from experiments.bench.static.host_calls import equal_segments, even_selection
-from experiments.bench.traffic import OperatorBytes
 
 WAYS = ("forward", "backward")
 Rows = list[dict[str, Any]]
@@ -64,7 +64,7 @@ def _sums(kernels: Rows, operators: OperatorBytes, gpu: Gpu) -> dict[str, Any]:
     """Launches, bytes, FLOPs and milliseconds of a way: its kernels in their best configurations, and operators."""
     best = [row for row in kernels if row["chosen"]]
     failed = {row["kernel"] for row in kernels} - {row["kernel"] for row in best}
-    between = 1e3 * model.operator_seconds(operators.total, operators.operators, gpu)
+    between = 1e3 * time_model.operator_seconds(operators.total, operators.operators, gpu)
     return {
         "launches": sum(row["launches"] for row in best) + operators.operators,
         "operators": operators.operators,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.bench.static.control import Executions
+from experiments.bench.static.control_flow import Executions
 from experiments.bench.static.ttir import accessed_bytes, elements, pointing
 
 _READS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas")

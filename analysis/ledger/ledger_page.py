@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analysis.ledger.judge import Entry
-from analysis.ledger.rows import where
+from analysis.ledger.ledger_rows import where
 from analysis.ledger.rules import SHOWN, VERDICTS, Check
 from analysis.report.markdown import escape, table
 from analysis.report.rendering import environment

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from experiments.bench.roofline import PEAKS
 from experiments.bench.static.gpus import Gpu
-from experiments.bench.static.traffic import Product
+from experiments.bench.static.launch_traffic import Product
 
 CONSTANTS = {
     "memory share": (0.875, "of the data sheet's bandwidth; large copies reach it"),
