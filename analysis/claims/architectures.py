@@ -104,7 +104,7 @@ def mesa(found: Evidence) -> Iterator[Part]:
 
 
 def memories(found: Evidence) -> Iterator[Part]:
-    """Unnamed memories, and reading errors against one memory of the same width and of equal state."""
+    """Yield that unnamed memories stay as they are, and errors of reading beside those of one memory."""
     needed = {
         "largest change of a memory that no token names": about(0.0),
         "error of reading 64 pairs": at_most(LESS),
@@ -113,7 +113,7 @@ def memories(found: Evidence) -> Iterator[Part]:
 
 
 def branches(found: Evidence) -> Iterator[Part]:
-    """Exact properties here; speed on a CPU decides nothing."""
+    """Yield NSA's exact properties, and its decoding speed on a CPU, which decides nothing of a claim about GPUs."""
     needed = {"largest change before": at_most(ROUNDING), "all blocks selected": at_most(ROUNDING)}
     yield from found.checks(23, needed)
     for tokens in (1024, 2048):

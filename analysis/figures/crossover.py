@@ -94,7 +94,7 @@ def dense_model(models: list[str]) -> str:
 
 
 def is_dense(model: str) -> bool:
-    """Return whether a model's name is one of DENSE."""
+    """Return whether a word of a model's name is one of DENSE: whether it is a dense baseline."""
     return not set(str(model).split()).isdisjoint(DENSE)
 
 

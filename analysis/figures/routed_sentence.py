@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: what the most telling head of at most LAYERS layers took for LONGEST tokens.
+    """Make the table: the choices for LONGEST tokens in at most LAYERS layers, of the head that tells them apart best.
 
     choices: how many there are. Of more than MOST only those that get most of these tokens are in the table.
     """

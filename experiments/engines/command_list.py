@@ -55,7 +55,7 @@ class CommandList(Engine):
         return list(self.written)
 
     def cancel(self, planned: Plan) -> bool:
-        """Nothing runs here that could be ended."""
+        """Return False: the commands are run elsewhere, so that there is no process to end."""
         return False
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Supervisor(ABC):
         return True
 
     def begin(self, record: str) -> None:
-        """A task says that it has begun."""
+        """Note that a task has begun: its state turns from WAITING to RUNNING."""
         if record in self.tasks:
             self.begun.add(record)
 
@@ -64,7 +64,7 @@ class Supervisor(ABC):
         return task is not None
 
     def leave(self, command: str) -> None:
-        """A command says that it asks no more."""
+        """Forget a command that waits for cells: it has ended. Ends where no other waits and no task is left."""
         self.until.pop(command, None)
         self.end_unless_needed()
 

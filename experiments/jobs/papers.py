@@ -9,7 +9,7 @@ from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
-    """One headline alone."""
+    """Compare the models of one headline (`run_sweep` of it alone)."""
     run_sweep([config])
 
 
@@ -26,9 +26,9 @@ def run_sweep(configs: list[Config]) -> None:
     _check(configs)
     least = most = 0.0
     for config in configs:
-        few, many, said = _cost(config)
+        few, many, sentence = _cost(config)
         least, most = least + few, most + many
-        print(said, flush=True)
+        print(sentence, flush=True)
     print(f"in all: {minutes(least, most)}; start-up and scoring come on top", flush=True)
     if configs[0].dry:
         return

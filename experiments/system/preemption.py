@@ -49,7 +49,7 @@ def received() -> signal.Signals | None:
 
 
 def pass_on_to(process: int) -> None:
-    """Tell another process too, now or when this one is told; it pauses on PASSED_ON."""
+    """Send PASSED_ON to another process, which pauses on it, once this one is asked to pause or if it has been."""
     _others.append(process)
     if _received:
         _tell(process)

@@ -86,7 +86,7 @@ class Counts:
 
 
 def constant(name: str) -> float:
-    """A value of CONSTANTS."""
+    """Return the value of a fitted constant of the model, by its name in CONSTANTS."""
     return CONSTANTS[name][0]
 
 
