@@ -12,6 +12,7 @@ from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
+from analysis.block_verdict.inside import READINGS
 from analysis.block_verdict.verdict_page import gather, publish_verdict, write_verdict
 from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 
@@ -259,3 +260,13 @@ def test_no_verdict_or_a_damaged_one_is_said(tmp_path):
         (folder / "verdict" / name).write_text(content)
         with pytest.raises(ResultsError, match="cannot be read"):
             write_verdict(folder, None)
+
+
+def test_everything_that_probes_tell_of_the_inside_is_read():
+    """Each measure by its name in the tables of probes, in words that begin a sentence."""
+    assert [reading.measure for reading in READINGS] == [
+        *("loss", "answer_mass", "first_token_mass", "attention_entropy", "selected_mass", "routing_entropy"),
+        *("output_gate_mean", "decay_half_life", "state_rank", "memory_rank", "cg_residual", "path_gain"),
+        "stream_spread",
+    ]
+    assert all(reading.words[0].isupper() for reading in READINGS)

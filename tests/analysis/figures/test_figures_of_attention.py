@@ -215,3 +215,16 @@ def test_all_eleven_are_drawn_with_captions(tmp_path, write_run):
             assert not shown.missing
             assert "Trained on pydocs." in shown.caption
             assert len(shown.runs) == runs[entry.name]
+
+
+def test_a_run_whose_loss_was_never_taken_within_its_trained_length_has_no_gap(tmp_path, write_run):
+    """And takes no other run's away."""
+    for preset, losses in (
+        ("transformer", {(0, 64): 4.0, (64, 128): 5.0}),
+        ("kda", {(0, 32): 4.0, (32, 64): 4.25}),
+    ):
+        run = write_run(tmp_path / "made", preset, model={"preset": preset}, run=preset, data={"seq_len": 32})
+        rows = [measure("loss", x, axis="position", start=a, end=b, part="") for (a, b), x in losses.items()]
+        write_table(run, "measures", rows)
+    table = extrapolation.table(load_results(tmp_path))
+    assert extrapolation.final_gaps(table).to_dict() == {"kda": 0.25}

@@ -35,6 +35,10 @@ def test_gates_draw_means_and_closed_shares_by_layer(probed):
 def test_selection_draws_keys_and_mass_against_chance(probed):
     table = selection.table(probed)
     keys, by_position, by_layer = selection.draw(table).axes
+    assert by_position.get_title(loc="left") == "what they hold of dense attention, by position"
+    assert by_position.get_xlabel() == "position of the query (tokens)"
+    assert by_layer.get_title(loc="left") == "by layer, queries of the second half"
+    assert by_layer.get_xlabel() == "layer (from 0)"
     places = {start: (start + end) / 2 for start, end in doubling(128)}
 
     def expected(name):

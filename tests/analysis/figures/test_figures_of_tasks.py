@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from support import pretended_runs
 from support.figure_reading import framed, line
 from support.task_runs import write_study, write_task_run
@@ -291,3 +292,12 @@ def test_a_point_of_several_difficulties_stands_at_their_mean_over_answers():
     found = task_difficulty._bucketed(rows.assign(**facts, right=5, seed=0, rates=1, chance=0.5))
     assert found["difficulty"].tolist() == [pytest.approx(1.9), *range(3, 12)]
     assert found["value"].tolist() == pytest.approx([0.1, *[0.05] * 9])
+
+
+@pytest.mark.parametrize(
+    ("hardness", "named"), [([None, "pairs to recall"], "pairs to recall"), ([None, None], "difficulty")]
+)
+def test_the_axis_says_what_the_difficulty_of_the_task_is_where_any_run_recorded_it(hardness, named):
+    axes = Figure().subplots()
+    task_difficulty._difficulty_axis(axes, pd.DataFrame({"difficulty": [1.0, 4.0], "hardness": hardness}))
+    assert axes.get_xlabel() == named

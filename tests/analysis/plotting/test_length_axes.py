@@ -1,9 +1,13 @@
-"""Axes of sequence lengths."""
+"""Axes of lengths, bytes and other numbers, and legends of choices."""
 
+import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import byte_axis, bytes_text, length_axis, plain_log_ticks
+from analysis.plotting.choice_colors import choice_colors, choice_legend
+from analysis.plotting.style import PALETTE
 
 
 @pytest.mark.parametrize(
@@ -16,3 +20,63 @@ def test_a_span_names_the_powers_of_two_in_it_or_else_its_end(span: tuple, named
     assert [axes.xaxis.get_major_formatter()(tick) for tick in ticks] == named
     low, high = axes.get_xlim()
     assert low < span[0] < span[1] < high
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1, "1 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (3 * 2**20, "3 MiB"),
+        (2**30, "1 GiB"),
+        (2**40, "1 TiB"),
+        (2**51, "2048 TiB"),
+    ],
+)
+def test_bytes_have_the_largest_unit_that_leaves_one(size: int, text: str):
+    assert bytes_text(size) == text
+
+
+def test_an_axis_of_bytes_is_ticked_at_few_powers_of_two_and_keeps_its_range():
+    for high, most, named in (
+        (2**13, 8, ["1 KiB", "2 KiB", "4 KiB", "8 KiB"]),
+        (2**34, 4, ["256 KiB", "128 MiB"]),
+    ):
+        axis = Figure().subplots().xaxis
+        axis.axes.set_xscale("log", base=2)
+        axis.axes.set_xlim(1000, high)
+        byte_axis(axis, most)
+        ticks = [tick for tick in axis.get_major_locator()() if 1000 <= tick <= high]
+        assert [axis.get_major_formatter()(tick) for tick in ticks][: len(named)] == named
+        assert len(ticks) <= most
+        assert axis.get_view_interval().tolist() == [1000, high]
+        assert not len(axis.get_minor_locator()())
+
+
+@pytest.mark.parametrize(
+    ("high", "named"), [(900.0, ["1", "2", "5", "10", "20", "50", "100", "200", "500"]), (1000.0, None)]
+)
+def test_a_logarithmic_axis_of_less_than_a_thousandfold_has_plain_numbers(high: float, named):
+    axis = Figure().subplots().yaxis
+    axis.axes.set_yscale("log")
+    axis.axes.set_ylim(1.0, high)
+    plain_log_ticks(axis)
+    ticks = [tick for tick in axis.get_majorticklocs() if 1.0 <= tick <= high]
+    if named is None:
+        assert ticks == [1.0, 10.0, 100.0, 1000.0]
+    else:
+        assert [axis.get_major_formatter()(tick) for tick in ticks] == named
+    assert axis.get_minor_formatter()(3.0) == ""
+
+
+@pytest.mark.parametrize("choices", [len(PALETTE) - 1, len(PALETTE), len(PALETTE) + 2])
+def test_the_legend_names_each_choice_that_has_a_colour_of_its_own(choices: int):
+    """Beyond the palette the rarest share its last colour, which is called others."""
+    numbers = [100 + n for n in range(choices) for _ in range(choices - n)]  # 100 is the most common
+    legend = choice_legend(choice_colors(pd.Series(numbers)), "expert")
+    own = choices if choices <= len(PALETTE) else len(PALETTE) - 1
+    named = [f"expert {100 + n}" for n in range(own)]
+    assert [patch.get_label() for patch in legend] == named + ["others"] * (own < choices)
+    assert [to_hex(patch.get_facecolor()) for patch in legend] == list(PALETTE[: len(legend)])

@@ -13,6 +13,7 @@ import yaml
 
 from analysis import ResultsError, load_results
 from analysis.publishing import configurations
+from analysis.publishing import publish as publishing
 from analysis.publishing.provenance import Pass, Provenance, probing, without_paths
 from analysis.publishing.publish import Publication, missing_parts, portable, publish
 
@@ -328,3 +329,21 @@ def test_shared_and_own_parts_of_configurations_make_them_whole():
         assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
     assert configurations.common([NESTED[0]]) == NESTED[0]
     assert configurations.difference(NESTED[0], NESTED[0]) == {}
+
+
+def test_what_a_study_says_of_its_models_takes_the_choice_of_the_test_text_into_account(
+    tmp_path, probed_runs, monkeypatch
+):
+    """By the scores of documents, where there are any."""
+    seen = []
+
+    def answers(families, documents):
+        seen.append(documents)
+        return []
+
+    run = write_scores(probed_runs)
+    monkeypatch.setattr(publishing, "answers", answers)
+    publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    (documents,) = seen
+    assert documents["run"].tolist() == [run]
+    assert documents["nats"].tolist() == [1.5]

@@ -16,7 +16,7 @@ from support.program import Lab
 from experiments.bench import decoding, timing
 from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
-from experiments.bench.result_table import ResumableTable
+from experiments.bench.result_table import Crashed, ResumableTable
 from experiments.bench.suites import inference as suite
 from experiments.bench.suites.inference import calls, cells, compared_models
 from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
@@ -437,6 +437,43 @@ def test_a_model_that_does_not_fit_alone_is_not_tried_again(tmp_path, monkeypatc
     (row,) = cell.measure()
     assert row["note"] == "out of memory"
     assert tried == [["own"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"), [("CUDA error: an illegal memory access", True), ("no such form", False)]
+)
+def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(
+    tmp_path, monkeypatch, words: str, ends: bool
+):
+    """The broken one is kept as a row too; after another failure the next models find their memory free."""
+    made, freed = config(tmp_path, "transformer"), []
+    (subject,) = subjects(made, CPU)
+    bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
+    monkeypatch.setattr(bench, "forget", lambda: freed.append("models"))
+    cell = cells.Cell(bench, subject, "prefill", 16, 1)
+    monkeypatch.setattr(cell, "_what_fits", mock.Mock(side_effect=RuntimeError(words)))
+    if ends:
+        with pytest.raises(Crashed, match="transformer: CUDA error") as crash:
+            cell.measure()
+        (row,) = crash.value.rows
+    else:
+        (row,) = cell.measure()
+    assert row["note"] == f"RuntimeError: {words}"
+    assert (row["model"], row["mode"], row["tokens"], row["batch"]) == ("transformer", "prefill", 16, 1)
+    assert freed == ([] if ends else ["models"])
+
+
+def test_memory_is_looked_at_before_anything_is_timed(tmp_path, monkeypatch):
+    """A CPU whose memory is full ends the program."""
+    made = config(tmp_path, "transformer")
+    (subject,) = subjects(made, CPU)
+    cell = cells.Cell(
+        Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "prefill", 16, 1
+    )
+    monkeypatch.setattr(cells.timing, "interleaved_within", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(cell, "_check_memory", mock.Mock(side_effect=torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        cell._time(SimpleNamespace(), ["own"])
 
 
 def _parts(state):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.bench.decoding import state_after, state_bytes, tensors_in
-from experiments.bench.result_table import ResumableTable
+from experiments.bench.result_table import Crashed, ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
 from experiments.configuration.compose import architectures
@@ -128,6 +128,44 @@ def test_a_model_that_failed_is_let_go_before_the_next_one(tmp_path):
         (row,) = cell.measure()
     assert row["note"] == suite.NO_ROOM
     assert cell.bench._made is None
+
+
+def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(tmp_path):
+    """The broken one is kept as a row too; the other models could not be measured by this process."""
+    for words, ends in (("CUDA error: an illegal memory access", True), ("no such form", False)):
+        cell = cell_beside(tmp_path, [])
+        with mock.patch.object(suite.timing, "interleaved", side_effect=RuntimeError(words)):
+            if ends:
+                with pytest.raises(Crashed, match="transformer: CUDA error") as crash:
+                    cell.measure()
+                (row,) = crash.value.rows
+            else:
+                (row,) = cell.measure()
+        assert row["note"] == f"RuntimeError: {words}"
+        assert (row["model"], row["mode"], row["tokens"]) == ("transformer", "training step", 16)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_reading_is_of_all_tokens_and_a_step_of_the_last_after_all_of_them(tmp_path, monkeypatch, mode: str):
+    """Without gradients, in evaluation, in the precision of the trainer."""
+    asked: list[tuple] = []
+
+    class Model(torch.nn.Module):
+        def forward(self, tokens):
+            asked.append(("forward", tokens, torch.is_grad_enabled(), self.training))
+
+        def step(self, token, state):
+            asked.append(("step", token, state, self.training))
+
+    cell = cell_beside(tmp_path, [])
+    monkeypatch.setattr(type(cell), "model", Model())
+    monkeypatch.setattr(suite, "state_after", lambda model, length, dtype: (length, dtype))
+    suite._CALLS[mode](cell)()
+    (name, tokens, *rest) = asked[0]
+    assert name == {"prefill": "forward", "decode": "step"}[mode]
+    expected = cell.tokens() if mode == "prefill" else cell.tokens()[:, -1]
+    assert torch.equal(tokens, expected)
+    assert rest == ([False, False] if mode == "prefill" else [(16, torch.float32), False])
 
 
 def cell_beside(folder: Path, rows: list[dict], *, recompute: str = "none", length: int = 16):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import os
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from unittest import mock
 
@@ -146,6 +148,66 @@ def test_without_a_compiler_or_its_tools_it_says_what_to_do():
             pytest.raises(UserError, match=r"needs NVIDIA's cuobjdump.*TRITON_CUOBJDUMP_PATH"),
         ):
             suite.run(Config())
+
+
+@pytest.fixture
+def pool(monkeypatch) -> list:
+    """What is asked of a pretended pool of processes; a task's outcome is its name, or a broken pool."""
+    asked: list = []
+
+    def ended(name, library, length, *given):
+        future = Future()
+        if name == "killed":
+            future.set_exception(BrokenProcessPool())
+        else:
+            future.set_result(([name, library, length, *given], []))
+        return future
+
+    class Pool:
+        def __init__(self, workers, **options) -> None:
+            asked.append(
+                (
+                    workers,
+                    options.pop("mp_context").get_start_method(),
+                    options,
+                    os.environ["OMP_NUM_THREADS"],
+                )
+            )
+
+        def submit(self, function, *task):
+            assert function is suite._account
+            return ended(*task)
+
+        def shutdown(self, **options) -> None:
+            asked.append(options)
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "5")
+    monkeypatch.setattr(suite, "ProcessPoolExecutor", Pool)
+    return asked
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(2, 2), (99, 3)])
+def test_each_operation_is_accounted_in_a_process_of_its_own_with_one_thread(
+    pool: list, monkeypatch, tmp_path, workers: int, at_once: int
+):
+    tasks = [("a", "fla", 16), ("a", OURS, 16), ("b", OURS, 32)]
+    monkeypatch.setattr(suite, "_tasks", lambda lengths, names: tasks)
+    config = Config(bench=BenchConfig(lengths=[16, 32], target="H200"))
+    config.sweep.workers, config.trainer.progress, config.data.cache_dir = workers, False, str(tmp_path)
+    found = dict(suite._outcomes(config, ["a", "b"]))
+    assert found == {task: ([*task, "H200", tmp_path], []) for task in tasks}
+    made = (at_once, "spawn", {"max_tasks_per_child": 1}, "1")
+    assert pool == [made, {"cancel_futures": True}]
+
+
+def test_a_killed_worker_ends_the_suite_which_goes_on_from_there(pool: list, monkeypatch, tmp_path):
+    monkeypatch.setattr(suite, "_tasks", lambda lengths, names: [("killed", OURS, 16)])
+    config = Config()
+    config.trainer.progress, config.data.cache_dir = False, str(tmp_path)
+    with pytest.raises(RunFailed, match="a worker was killed, for memory perhaps; the same command goes on"):
+        list(suite._outcomes(config, ["killed"]))
+    assert pool[-1] == {"cancel_futures": True}, "what waits is not begun"
 
 
 def test_a_suite_that_is_stopped_keeps_the_rows_that_it_has(tmp_path):

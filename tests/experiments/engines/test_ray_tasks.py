@@ -17,7 +17,7 @@ from support.steady import changed, forget_texts, tiny_config
 from experiments.configuration.sweep_config import RayConfig
 from experiments.engines import ray_connection, ray_tasks
 from experiments.engines.cell import record_path
-from experiments.engines.interface import State
+from experiments.engines.interface import DONE, State
 from experiments.engines.supervisor import RUNNING, WAITING
 from experiments.planning.plan import Plan, plan
 from zoo.errors import UserError
@@ -212,3 +212,57 @@ def test_a_command_that_is_told_to_end_hears_it_also_when_it_is_connected(monkey
         assert signal.getsignal(signal.SIGTERM) is before
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_experiment_has_one_owner_of_tasks_which_stays_on_the_head_node_and_takes_no_processor(
+    plans: list[Plan], tmp_path: Path, monkeypatch
+):
+    """Every command finds it by its name; it outlives them."""
+    asked: list[Any] = []
+    kept: Any = SimpleNamespace(
+        options=lambda **given: asked.append(given) or kept, remote=lambda: "the actor"
+    )
+    ray = SimpleNamespace(
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}],
+        remote=lambda cls: asked.append(cls) or kept,
+    )
+    monkeypatch.setattr(ray_tasks, "connect", lambda settings: ray)
+    monkeypatch.setitem(
+        sys.modules, "experiments.engines.ray_cell", SimpleNamespace(RaySupervisor="its class")
+    )
+    engine = ray_tasks.RayTasks(plans)
+    assert engine.supervisors == {tmp_path / "results/study": "the actor"}
+    assert asked == [
+        "its class",
+        {
+            "name": f"cells of {tmp_path / 'results/study'}",
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "resources": {"node:__internal_head__": 0.001},
+        },
+    ]
+
+
+def test_a_finished_cell_is_done_whatever_its_owner_says(plans: list[Plan], monkeypatch):
+    engine, _, (supervisor,) = connected(monkeypatch, plans)
+    engine.submit(plans[0])
+    supervisor.answers["states"] = {record(plans[0]): RUNNING}
+    engine.changed()
+    monkeypatch.setattr(type(plans[0]), "done", True)
+    assert engine.state(plans[0]) == State(ended=True, status=DONE)
+
+
+def test_a_command_looks_at_once_and_then_every_poll_s_seconds(plans: list[Plan], monkeypatch):
+    """And lets go of the cluster when it ends, though an owner is gone by then."""
+    engine, ray, (supervisor,) = connected(monkeypatch, plans, ray__poll_s=7.0)
+    slept: list[float] = []
+    monkeypatch.setattr(ray_tasks.time, "sleep", slept.append)
+    for _ in range(3):
+        engine.changed()
+    assert slept == [7.0, 7.0]
+    lease = engine.lease
+    supervisor.answers["leave"] = _Lost
+    engine.close()
+    assert supervisor.asked == [("states", (lease,))] * 3 + [("leave", (lease[0],))]
+    assert ray.shut_down == 1

@@ -9,11 +9,15 @@ import torch.distributed as dist
 from support.ranks import on_ranks
 
 from experiments.data import Split
+from experiments.parallel import group
+from experiments.parallel.scoring import by_shards
 from experiments.scoring.text import score_split
 from zoo.config import ModelConfig
+from zoo.context import Context
 from zoo.model import LanguageModel
 
 LENGTH, SEPARATOR = 12, 0
+LENGTHS = (6, 7)
 
 
 def scores(shards: bool) -> list[dict]:
@@ -49,3 +53,34 @@ def test_shards_score_what_whole_windows_do(size: int):
             assert own["nats"] == pytest.approx(one["nats"], rel=1e-6)  # the losses are of fp32 logits
             torch.testing.assert_close(own["documents"], one["documents"], rtol=1e-5, atol=1e-5)
             assert own["most"] == one["most"] / size
+
+
+def positions() -> list[dict[str, torch.Tensor]]:
+    """What each token reads of itself, its target and its place in its sequence, where two processes hold them."""
+    seen: list[int] = []
+
+    def read(own: torch.Tensor, targets: torch.Tensor, ctx: Context) -> torch.Tensor:
+        seen.append(own.shape[1])
+        return (10_000 * own + 100 * targets + ctx.positions).double()
+
+    found = []
+    for length in LENGTHS:
+        tokens = torch.arange(length)[None] + 10
+        packed = torch.tensor([0, 2, length], dtype=torch.int32)
+        for boundaries in (None, packed):
+            found.append(by_shards(read, tokens, tokens + 1, boundaries, dist.group.WORLD))
+    own = torch.tensor([dist.get_rank(), *seen])
+    return [*found, group.gathered(own)]
+
+
+@pytest.mark.slow
+def test_every_process_has_the_numbers_of_all_tokens_in_their_order():
+    """Also where the processes do not divide them; each has read its share and no more."""
+    expected = []
+    for length in LENGTHS:
+        place, tokens = torch.arange(length), torch.arange(length) + 10
+        for where in (place, torch.where(place < 2, place, place - 2)):
+            expected.append((10_000 * tokens + 100 * (tokens + 1) + where).double()[None])
+    for *found, gathered in on_ranks(2, positions):
+        assert all(map(torch.equal, found, expected))
+        assert gathered.tolist() == [[0, 3, 3, 4, 4], [1, 3, 3, 4, 4]]

@@ -18,7 +18,8 @@ import experiments
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
-from experiments.data.other_text import read_splits
+from experiments.data.other_text import _tokenised, read_splits
+from experiments.data.sources import Document
 from experiments.data.tokenization import train
 from experiments.runs.folders import RunFolder
 from experiments.runs.load_run import LoadedRun
@@ -198,3 +199,10 @@ def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(
     else:
         with pytest.raises(UserError, match="has 7 tokens"):
             list(evaluation._splits(loaded, text, options, None))
+
+
+@pytest.mark.parametrize("documents", [[], [Document("", 0)]])
+def test_text_of_no_bytes_is_not_scored(documents: list[Document]):
+    """Documents without words are still documents, and would be scored as separators alone."""
+    with pytest.raises(UserError, match="is empty; give one with words in it"):
+        _tokenised(iter(documents), ByteTokenizer())

@@ -484,6 +484,30 @@ def test_what_is_not_finite():
     check(RECORDED / "not_finite.txt", lines())
 
 
+@pytest.mark.parametrize("linked", ["", launch.LOG])
+def test_processes_write_through_no_link(place: Path, monkeypatch, linked: str):
+    """Neither into a folder elsewhere nor over a file of somebody's: refused before anything starts."""
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    run = place / "results" / "run"
+    run.parent.mkdir(parents=True, exist_ok=True)
+    if linked:
+        run.mkdir()
+        (elsewhere / "file").write_text("theirs")
+        (run / linked).symlink_to(elsewhere / "file")
+    else:
+        run.symlink_to(elsewhere)
+    monkeypatch.setattr(launch.data, "prepare", lambda *_: None)
+    monkeypatch.setattr(launch.peak_flops, "peak", lambda *_: None)
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    planned = SimpleNamespace(
+        config=tiny_config(trainer__devices=2, device="cpu"), run="run", folder=SimpleNamespace(path=run)
+    )
+    with pytest.raises(UserError, match="link"):
+        launch.launch(planned, lambda *_: None, 1)
+    assert [path.name for path in elsewhere.iterdir()] == (["file"] if linked else [])
+
+
 def test_a_node_has_as_many_processes_as_devices_whatever_the_number_of_nodes():
     config = tiny_config(trainer__devices=2, trainer__nodes=3)
     assert "--nproc-per-node=2" in launch.ranks_command(Path("plan.json"), config, [])

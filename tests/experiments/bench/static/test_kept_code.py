@@ -50,6 +50,17 @@ def test_numbers_are_compiled_for_as_triton_does(monkeypatch, value, general, ty
     assert hints == {(0,): DIVISIBLE} | ({(1,): hint} if hint else {})
 
 
+def test_an_argument_that_is_not_given_has_the_kernels_default(monkeypatch):
+    """What has no value is a constant."""
+    monkeypatch.setattr("triton.compiler.ASTSource", lambda *given: given)
+    made = kernel()
+    made.params[1].default = 32
+    assert specialise(made, (torch.zeros(1),), {}).source[1] == {"x": "*fp32", "n": "i32"}
+    made.params[1].default = None
+    _, types, constants, _ = specialise(made, (torch.zeros(1),), {}).source
+    assert (types["n"], constants) == ("constexpr", {(1,): None})
+
+
 def launch(**options: int) -> Specialised:
     return Specialised(SimpleNamespace(hash=lambda: "source"), options, {})
 

@@ -355,6 +355,7 @@ def test_arithmetic_of_scalars():
             ("arith.cmpi slt, %a, %b : i32", {"%a": 1, "%b": 2}),
             ("arith.extsi %a : i1 to i32", {"%a": 1}),
             ("arith.extsi %a : i32 to i64", {"%a": 1}),
+            ("arith.extui %a : i1 to i32", {"%a": 1}),
             ("arith.addi %a, %b : tensor<4xi32>", {"%a": 1, "%b": 2}),
             ("arith.addi %a, %b : i32", {"%a": 1, "%b": 2}),
             ("tt.get_program_id y : i32", {}),
