@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -228,3 +229,16 @@ def test_a_run_whose_loss_was_never_taken_within_its_trained_length_has_no_gap(t
         write_table(run, "measures", rows)
     table = extrapolation.table(load_results(tmp_path))
     assert extrapolation.final_gaps(table).to_dict() == {"kda": 0.25}
+
+
+def test_runs_that_did_not_record_their_trained_length_have_no_gap_and_are_drawn(tmp_path, write_run):
+    for preset, length in (("transformer", 32), ("kda", None)):
+        data = {} if length is None else {"seq_len": length}
+        run = write_run(tmp_path / "made", preset, model={"preset": preset}, run=preset, data=data)
+        rows = [measure("loss", 4.0, axis="position", start=a, end=2 * a or 32, part="") for a in (0, 32)]
+        write_table(run, "measures", rows)
+    results = load_results(tmp_path)
+    runs = results.runs.assign(seq_len=results.runs["seq_len"].where(results.runs["preset"] != "kda"))
+    text = extrapolation.caption(extrapolation.table(replace(results, runs=runs)))
+    assert "trained on 32 tokens, scored on up to 64 (2×)" in text
+    assert "nats/token: transformer +0.000." in text

@@ -162,6 +162,9 @@ def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(
     config.trainer.max_steps, config.trainer.val_every = 400, 30
     planned = SimpleNamespace(config=config, folder=RunFolder(tmp_path))
     assert halving.early_loss(SimpleNamespace(diverged=False, planned=planned)) == loss
+    assert halving.early_loss(SimpleNamespace(diverged=True, planned=planned)) == math.inf, (
+        "behind all others"
+    )
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import random
@@ -15,14 +16,23 @@ from support.recorded import check, flat
 from support.steady import refusal
 
 from experiments import data
-from experiments.data import TASKS, Batches, DataConfig, TaskSet, eval_windows, resolve_task, tokenization
+from experiments.data import (
+    TASKS,
+    Batches,
+    DataConfig,
+    TaskSet,
+    corpus,
+    eval_windows,
+    resolve_task,
+    tokenization,
+)
 from experiments.data.batches import counter_hash, document_boundaries, going_on, state_after
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
 from experiments.data.draws import Draws
 from experiments.data.other_text import read_splits
 from experiments.data.sources import base, pydocs, text, wikitext
-from experiments.data.sources.base import check_sizes, contents
+from experiments.data.sources.base import Document, check_sizes, contents
 from experiments.data.task_set import example
 from experiments.data.tokenization import read_tables
 from zoo.tokenization import SEPARATOR, ByteTokenizer, from_json
@@ -522,3 +532,50 @@ def test_tokens_of_fixed_text(tmp_path: Path):
         )
 
     check(RECORDED / "tokens.txt", (line.replace(str(tmp_path), "<place>") for line in lines()))
+
+
+def test_long_text_is_cut_into_tokens_in_parts_and_none_is_kept(tmp_path: Path, monkeypatch):
+    """Of about so many characters: the text of a whole corpus would not fit into memory."""
+    parts: list[int] = []
+
+    class Tokenizer(ByteTokenizer):
+        def encode_batch(self, texts):
+            parts.append(sum(map(len, texts)))
+            return super().encode_batch(texts)
+
+    monkeypatch.setattr(corpus, "_BATCH_CHARACTERS", 10)
+    documents = [Document("abc", 0) for _ in range(10)]
+    counts = write_tokens(documents, Tokenizer(), tmp_path / "tokens.bin", lambda size: None)
+    assert parts == [12, 12, 6]
+    assert (counts["tokens"], counts["documents"], counts["bytes"]) == (40, 10, 30)
+    tokens = np.fromfile(tmp_path / "tokens.bin", np.uint16)
+    assert tokens.tolist() == [256, *b"abc"] * 10
+
+
+def test_documents_are_of_the_standard_library_and_not_of_its_tests_or_of_what_was_installed_into_it(
+    tmp_path: Path, monkeypatch
+):
+    """Or the text, and every number from it, would be another on each machine."""
+    for file in (
+        *("json/__init__.py", "json/tool.py", "json/tests/case.py", "json/test/case.py", "abc.py", "abc.txt"),
+        *("site-packages/json.py", "mine/__init__.py", "mine.py", "json/__pycache__/tool.py", "test/case.py"),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(pydocs, "_stdlib", lambda: tmp_path)
+    found = pydocs._modules()
+    assert {name: str(path.relative_to(tmp_path)) for name, path in found.items()} == {
+        "abc": "abc.py",
+        "json": "json/__init__.py",
+        "json.tool": "json/tool.py",
+    }
+
+
+def test_runs_of_comments_are_texts_wherever_they_stand_and_lines_in_strings_are_none():
+    """Each with the number of its first line; a line for the shell and what has few words are left out."""
+    words = "one two three four five six seven eight nine ten"
+    text = f"# {words}"
+    lines = [f"#!/usr/bin/python {words}", text, f"#  {words}", "x = '''", text, "'''", "if x:"]
+    source = "\n".join([*lines, f"    {text}", "    # short", "    pass", "    # few words"])
+    found = list(pydocs._comments(ast.parse(source), source))
+    assert found == [(2, f"{words}\n {words}"), (8, f"{words}\nshort")]

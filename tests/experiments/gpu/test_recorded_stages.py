@@ -15,6 +15,7 @@ from support.steady import changed, differences, leaves, masked, pretended_machi
 from experiments.gpu import kernel_stages, stage_settings, stages, training_stages
 from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import PATTERNS, Settings
+from experiments.runs.folders import read_metrics
 from kernels.triton_common import tuning
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -154,3 +155,11 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
             yield from file.read_text().splitlines()
 
     check(RECORDED / "tables.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
+    (tmp_path / "dense" / "metrics.csv").write_text("step,tokens,split,tokens_per_second\n9,90,validation,\n")
+    with pretended_machine(None), said():
+        scores = training_stages._score(
+            settings, "dense", planned("dense"), read_metrics(tmp_path / "dense/metrics.csv")
+        )
+    assert (scores["tokens_per_second_median"], scores["steps"]) == ("", "9"), (
+        "a run of few steps has no speed"
+    )

@@ -607,3 +607,20 @@ def test_words_of_smaller_jobs(tmp_path: Path, monkeypatch):
             yield f"{sorted(keys)}: {refusal(evaluate._run_task, asked_, task)} {scored}"
 
     check(RECORDED / "words.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+
+
+def test_every_part_of_the_list_is_shown_by_its_own_word_and_alone(monkeypatch):
+    """Each with the headings that it has in the whole list, in that order."""
+    words = [
+        *("mixers", "residuals", "channels", "presets", "sizes", "recipes", "experiments", "layouts"),
+        *("data", "tasks", "tokenizers", "measures", "jobs"),
+    ]
+    headings = {}
+    for word in (None, *words):
+        with said() as printed:
+            list_job.run(tiny_config(job="list", show=word))
+        lines = (line.removeprefix("| ") for line in printed)
+        headings[word] = [line for line in lines if line and not line.startswith(" ")]
+        assert headings[word]
+    assert headings[None] == [line for word in words for line in headings[word]]
+    assert headings["layouts"] == ["Layouts (model.pattern=)"]

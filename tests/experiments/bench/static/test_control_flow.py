@@ -144,6 +144,21 @@ def test_products_are_counted_by_their_steps():
     assert product.flops == pytest.approx(2 * 16**3 * 10 / 5)
 
 
+def test_steps_of_products_are_counted_in_loops_of_either_kind():
+    """And how much longer the longest program is than the mean."""
+    counted = Executions(parse(CAUSAL), {"n": 4}, (5,), {})
+    multiplied = HALVED.replace(
+        "%half = arith",
+        "%p = tt.dot %a, %a, %c : tensor<2x2xf32> * tensor<2x2xf32> -> tensor<2x2xf32>\n%half = arith",
+    )
+    followed, plain = (Executions(parse(text), {"n": 40}, (1,), {}) for text in (multiplied, HALVED))
+    assert (followed.steps, followed.longest) == (5, 1.0)  # 40, 20, 10, 5, 2
+    assert plain.steps == 0
+    steps = [1, 2, 3, 4, 0]
+    assert counted.steps == pytest.approx(sum(steps) / 5)
+    assert counted.longest == pytest.approx(max(steps) / (sum(steps) / 5))
+
+
 def test_counts_in_memory_are_read_but_not_those_that_a_kernel_would_have_written():
     counts = torch.tensor([3, 0, 9, 4], dtype=torch.int32)
     found = Executions(parse(LISTED), {"counts": counts}, (4,), {})
