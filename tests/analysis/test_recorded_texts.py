@@ -15,7 +15,7 @@ from analysis import units
 from analysis.commands import word
 from analysis.comparing.comparison_table import interval_text
 from analysis.figure_entry import Entry, report_order
-from analysis.ledger.ledger_page import shown
+from analysis.ledger.ledger_page import number_text
 from analysis.loading.blocks import blocks, noun, nouns, plural
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
 from analysis.loading.labels import labels, short_names
@@ -92,7 +92,7 @@ FORMATS = {
         one.__name__: one
         for one in (units.number, units.whole, units.engineering, units.memory, units.percent)
     },
-    **{one.__name__: one for one in (units.deviation, units.duration, shown)},
+    **{one.__name__: one for one in (units.deviation, units.duration, number_text)},
     "bytes": axes.bytes_text,
     "length": lambda value: axes._length(value, None),
 }
