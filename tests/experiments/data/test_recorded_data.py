@@ -24,6 +24,7 @@ from experiments.data import (
     corpus,
     eval_windows,
     resolve_task,
+    task_registry,
     tokenization,
 )
 from experiments.data.batches import counter_hash, document_boundaries, going_on, state_after
@@ -579,3 +580,28 @@ def test_runs_of_comments_are_texts_wherever_they_stand_and_lines_in_strings_are
     source = "\n".join([*lines, f"    {text}", "    # short", "    pass", "    # few words"])
     found = list(pydocs._comments(ast.parse(source), source))
     assert found == [(2, f"{words}\n {words}"), (8, f"{words}\nshort")]
+
+
+def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypatch):
+    """One file may be imported again."""
+    monkeypatch.setattr(task_registry, "TASKS", {})
+
+    @dataclasses.dataclass
+    class Options:
+        length: int = 4
+
+    @dataclasses.dataclass
+    class Incomplete:
+        length: int
+
+    register = task_registry.register_task("mine", config=Options, title="Mine", source="a paper")
+    first, again = (type("Mine", (), {"__module__": "first"}) for _ in range(2))
+    assert register(first) is first
+    assert register(again) is again
+    assert {"mine": again} == task_registry.TASKS
+    assert (again.name, again.config, again.title, again.source) == ("mine", Options, "Mine", "a paper")
+    with pytest.raises(ValueError, match=r"task 'mine' is taken by .*; choose another"):
+        register(type("Other", (), {"__module__": "second"}))
+    assert {"mine": again} == task_registry.TASKS
+    with pytest.raises(ValueError, match="a dataclass whose every field has a default"):
+        task_registry.register_task("half", config=Incomplete, title="", source="")(first)

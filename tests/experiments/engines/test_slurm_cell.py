@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.engines import cell, slurm_cell
+from experiments.configuration.sweep_config import SlurmConfig
+from experiments.engines import cell, slurm_cell, slurm_jobs
 from experiments.engines.interface import DONE, FAILED, PAUSED
 from experiments.system import preemption
+from zoo.errors import UserError
 
 TERM, USR2 = signal.SIGTERM, signal.SIGUSR2
 
@@ -80,3 +82,27 @@ def test_a_job_whose_time_is_up_is_requeued_until_it_was_too_often(run):
         "status": PAUSED,
         "why": "timed out too often. The same command goes on (sweep.slurm.requeues, sweep.slurm.minutes)",
     }
+
+
+@pytest.mark.parametrize(("cluster", "made"), [("local", "of this machine"), ("slurm", "by srun")])
+def test_jobs_are_started_by_srun_or_as_processes_of_this_machine(monkeypatch, tmp_path: Path, cluster, made):
+    """And requeued as often as asked for."""
+    submitit = SimpleNamespace(
+        LocalExecutor=lambda folder, max_num_timeout: ("of this machine", folder, max_num_timeout),
+        SlurmExecutor=lambda folder, max_num_timeout: ("by srun", folder, max_num_timeout),
+    )
+    monkeypatch.setitem(sys.modules, "submitit", submitit)
+    slurm = SlurmConfig(cluster=cluster, requeues=7)
+    assert slurm_jobs._executor(slurm, tmp_path) == (made, tmp_path, 7)
+
+
+def test_a_machine_without_submitit_or_srun_is_told_what_to_do(monkeypatch, tmp_path: Path):
+    def nowhere(folder, max_num_timeout):
+        raise RuntimeError("Could not detect 'srun', are you indeed on a slurm cluster?")
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(SlurmExecutor=nowhere))
+    with pytest.raises(UserError, match="there is no srun here"):
+        slurm_jobs._executor(SlurmConfig(), tmp_path)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"needs submitit: pip install -e '.\[slurm\]'"):
+        slurm_jobs._executor(SlurmConfig(), tmp_path)

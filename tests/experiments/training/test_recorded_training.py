@@ -40,6 +40,7 @@ from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
 from experiments.runs.folders import MetricLog, RunFolder, RunPaused, read_metrics
 from experiments.system import preemption
+from experiments.system.messages import MARK
 from experiments.system.paths import ROOT
 from experiments.training import callbacks, launch, nonfinite, rank, summary, train
 from experiments.training.callbacks import checkpoints, metrics
@@ -506,6 +507,74 @@ def test_processes_write_through_no_link(place: Path, monkeypatch, linked: str):
     with pytest.raises(UserError, match="link"):
         launch.launch(planned, lambda *_: None, 1)
     assert [path.name for path in elsewhere.iterdir()] == (["file"] if linked else [])
+
+
+@pytest.fixture
+def launched(place: Path, monkeypatch):
+    """`launched(lines, status)`: what a run's launch hears of its pretended processes and asks of them."""
+
+    def run(lines: list[dict], status: int | None, sink):
+        asked, concluded = [], []
+
+        class Torchrun:
+            stdout = tuple(f"{MARK}{json.dumps(line)}\n" for line in lines)
+
+            def __init__(self, command, **options) -> None:
+                self.status = status
+                asked.append(("start", options["start_new_session"], Path(options["stderr"].name).name))
+
+            def wait(self) -> int:
+                asked.append("wait")
+                self.status = self.status or 0
+                return self.status
+
+            def poll(self) -> int | None:
+                return self.status
+
+            def send_signal(self, number) -> None:
+                asked.append(("signal", number))
+
+        monkeypatch.setattr(launch.data, "prepare", lambda *given: asked.append("data"))
+        monkeypatch.setattr(launch.peak_flops, "peak", lambda *given: asked.append("peak"))
+        monkeypatch.setattr(launch.subprocess, "Popen", Torchrun)
+        monkeypatch.setattr(launch, "_plan_file", lambda *_: contextlib.nullcontext(place / "plan.json"))
+        monkeypatch.setattr(
+            launch, "_conclude", lambda planned, outcome, status: concluded.append((outcome, status))
+        )
+        planned = SimpleNamespace(
+            config=tiny_config(trainer__devices=2, device="cpu"),
+            run="run",
+            folder=SimpleNamespace(path=place / "results" / "run"),
+        )
+        try:
+            launch.launch(planned, sink, 1)
+        finally:
+            run.asked, run.concluded = asked, concluded
+
+    return run
+
+
+STARTED = ["data", "peak", ("start", True, launch.LOG)]
+"""Once for all processes, before they start; Ctrl-C in a terminal reaches none of them."""
+
+
+def test_a_run_of_several_processes_ends_as_the_first_of_them_says(launched):
+    heard: list[tuple] = []
+    first, later = {"outcome": "refused", "message": "first"}, {"outcome": "paused", "message": "later"}
+    launched([{"progress": ["train", 1, 2, ""]}, first, later], 1, lambda *message: heard.append(message))
+    assert heard == [("train", 1, 2, "")]
+    assert launched.concluded == [(first, 1)]
+    assert launched.asked == [*STARTED, "wait"]
+
+
+def test_processes_of_a_run_end_with_the_one_that_started_them(launched):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launched([{"progress": ["train", 1, 2, ""]}], None, interrupted)
+    assert launched.asked == [*STARTED, ("signal", launch.END), "wait"]
+    assert launched.concluded == []
 
 
 def test_a_node_has_as_many_processes_as_devices_whatever_the_number_of_nodes():

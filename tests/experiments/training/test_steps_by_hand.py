@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.configuration.schema import Config
 from experiments.training import lightning_modules
 from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.nonfinite import first_bad_gradient
+from experiments.training.nonfinite import NonFinite, first_bad_gradient
 from experiments.training.train import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
 
@@ -164,3 +164,37 @@ def test_a_bad_gradient_is_named_where_it_arose():
     for name in ("0.weight", "0.bias", "1.weight"):
         model.get_parameter(name).grad[0] = torch.nan
     assert first_bad_gradient(model) == "1.weight (its gradient)"
+
+
+@pytest.mark.parametrize(("processes", "context"), [(1, 1), (4, 1), (4, 2)])
+def test_a_loss_is_divided_by_the_replicas_and_gradients_are_summed_after_the_last_own_micro_batch(
+    monkeypatch, processes: int, context: int
+):
+    """A process of several goes on with a loss that is not finite: the others wait for its gradients."""
+    made = config()
+    made.trainer.accumulate = 4
+    task = LanguageModelling(model_of(made), made, RandomBatches(), {})
+    replicas = processes // context
+    for name, number in (("size", processes), ("replicas", replicas)):
+        monkeypatch.setattr(lightning_modules.group, name, lambda number=number: number)
+    monkeypatch.setattr(lightning_modules.group, "share", lambda count: count // replicas)
+    summed: list[bool] = []
+    monkeypatch.setattr(lightning_modules, "sums_gradients", lambda compute, last: summed.append(last))
+    loss = torch.tensor(6.0)
+    monkeypatch.setattr(task, "losses", lambda batch: (loss, {}, {"accuracy": torch.tensor(0.5)}))
+    for index in range(4):
+        assert task.training_step({}, index).item() == 6.0 / replicas
+    own = 4 // replicas
+    assert summed == ([] if processes == 1 else [(index + 1) % own == 0 for index in range(4)])
+    assert {name: x.item() for name, x in task.last_step.items()} == {
+        "loss": 6.0,
+        "aux_loss": 0.0,
+        "accuracy": 0.5,
+    }
+    loss.fill_(float("inf"))
+    monkeypatch.setattr(task, "_bad_module", lambda batch: "layers.0")
+    if processes == 1:
+        with pytest.raises(NonFinite, match="the loss is not finite"):
+            task.training_step({}, 4)
+    else:
+        assert not torch.isfinite(task.training_step({}, 4))
