@@ -613,7 +613,7 @@ def test_every_part_of_the_list_is_shown_by_its_own_word_and_alone(monkeypatch):
     """Each with the headings that it has in the whole list, in that order."""
     words = [
         *("mixers", "residuals", "channels", "presets", "sizes", "recipes", "experiments", "layouts"),
-        *("data", "tasks", "tokenizers", "measures", "jobs"),
+        *("data", "tasks", "tokenizers", "events", "measures", "jobs"),
     ]
     headings = {}
     for word in (None, *words):
