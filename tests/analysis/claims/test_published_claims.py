@@ -10,6 +10,7 @@ import pytest
 
 from analysis import ledger
 from analysis.ledger.ledger_page import html, markdown
+from analysis.ledger.ledger_rows import number_rows
 from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, Needed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +45,20 @@ def test_there_are_29_claims_and_their_numbers_and_tables_give_the_published_ver
     assert verdicts == published.to_dict(), "a table or a rule changed: python run.py job=claims"
     decided = [verdict for verdict in published if verdict in (CONFIRMED, REFUTED)]
     assert len(decided) >= 20
+
+
+def test_every_number_of_a_claim_is_the_published_one(entries):
+    """Those that are made of published tables and of formulas too, with unit, bounds and outcome."""
+    published = pd.read_csv(PUBLISHED / "claim_numbers.csv")
+    made = number_rows(list(entries.values())).reset_index(drop=True)
+    assert list(made.columns) == list(published.columns)
+    for column in published.columns:
+        if pd.api.types.is_float_dtype(published[column]):
+            own, there = (x[column].astype("float64").tolist() for x in (made, published))
+            assert own == pytest.approx(there, rel=1e-6, nan_ok=True), column
+        else:
+            own, there = (x[column].astype(object).fillna("").tolist() for x in (made, published))
+            assert own == there, column
 
 
 def test_nothing_failed_and_every_row_says_what_was_measured(entries):

@@ -267,3 +267,32 @@ def test_one_operation_of_ours_and_of_its_peer(lab: Lab):
         int(r["registers"]) > 0 and float(r["instructions"]) > 1 for r in kernels if r["chosen"] == "1"
     )
     assert (lab.results / "bench" / "static.png").is_file()
+
+
+@pytest.mark.parametrize("gpu", [None, "NVIDIA A100", "NVIDIA H200"])
+def test_times_are_measured_where_the_gpu_is_that_was_compiled_for(monkeypatch, gpu):
+    """Once an operation and length; a form without a measured time has none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    asked = []
+
+    def measured(operation, length, repeats):
+        asked.append((operation, length, repeats))
+        return {(OURS, "forward"): float(length)}
+
+    monkeypatch.setattr(suite, "measure_times", measured)
+    first, second = list(OPERATIONS)[:2]
+    rows = [
+        {"model": name, "tokens": length, "backend": OURS, "mode": mode}
+        for name, length in ((first, 16), (second, 16), (first, 32))
+        for mode in ("forward", "backward")
+    ]
+    suite._measure(Config(bench=BenchConfig(target="H200", repeats=7)), rows)
+    if gpu != "NVIDIA H200":
+        assert asked == []
+        assert not any("measured_milliseconds" in row for row in rows)
+        return
+    assert asked == [
+        (OPERATIONS[name], length, 7) for name, length in ((first, 16), (second, 16), (first, 32))
+    ]
+    assert [row["measured_milliseconds"] for row in rows] == [16.0, None, 16.0, None, 32.0, None]

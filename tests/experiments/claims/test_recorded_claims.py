@@ -213,3 +213,20 @@ def test_intervals():
         yield f"{numbers.ROUNDING}"
 
     check(RECORDED / "intervals.txt", lines())
+
+
+def test_times_in_turns_are_of_this_processs_own_processor_time(monkeypatch):
+    """Other work on the machine does not count."""
+    clock = iter([1.0, 1.25, 2.0, 2.5])
+    monkeypatch.setattr(numbers.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr(
+        numbers.timing,
+        "interleaved",
+        lambda calls, repeats, device, clock: {
+            name: [clock(call, device)] * repeats for name, call in calls.items()
+        },
+    )
+    ran: list[str] = []
+    calls = {name: lambda name=name: ran.append(name) for name in ("a", "b")}
+    assert numbers.in_turns(calls, 2) == {"a": [250.0] * 2, "b": [500.0] * 2}
+    assert ran == ["a", "b"]

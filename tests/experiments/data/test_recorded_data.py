@@ -605,3 +605,26 @@ def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypat
     assert {"mine": again} == task_registry.TASKS
     with pytest.raises(ValueError, match="a dataclass whose every field has a default"):
         task_registry.register_task("half", config=Incomplete, title="", source="")(first)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("/a/texts/*.md", "texts/*.md"),
+        ("/a/texts/**/x-?.txt", "texts/**/x-?.txt"),
+        ("/*.md", "*.md"),
+        ("/a/gone.txt", "gone.txt"),
+    ],
+)
+def test_a_glob_is_named_with_the_folder_it_starts_in_and_no_folders_of_this_machine(place: str, name: str):
+    assert text.corpus_name(place) == name
+
+
+def test_a_document_has_at_least_200_characters_and_what_stood_before_counts_no_more():
+    """A paragraph of 40 characters or more is kept where it stands first; shorter ones repeat."""
+    short, long = "x" * 39, "y" * 40
+    rest = "z" * (200 - 1 - len(f"{short}\n\n{long}\n\n"))
+    named = [("a", [short, long, rest]), ("b", [short, long, rest + "z"]), ("c", [short, "w" * (157 + 1)])]
+    found = dict(pydocs._distinct(named))
+    assert {name: len(document) for name, document in found.items()} == {"a": 200, "c": 200}
+    assert long not in found.get("b", "")

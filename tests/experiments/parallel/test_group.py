@@ -150,3 +150,24 @@ def test_the_gpu_is_taken_where_there_is_one_and_bf16_with_it(monkeypatch, setti
     picked = group.pick_device(setting)
     assert picked.type == device
     assert [group.pick_precision(x, picked) for x in ("auto", "fp32", "bf16")] == [precision, "fp32", "bf16"]
+
+
+@pytest.mark.parametrize(("device", "devices"), [("cpu", None), ("cuda:3", [3])])
+def test_replicas_stand_on_their_device_and_sum_in_a_fixed_order_without_touching_buffers(
+    monkeypatch, device: str, devices
+):
+    """And a step may leave parameters unused."""
+    asked = []
+
+    class Replicas:
+        def __init__(self, compute, **options) -> None:
+            asked.append((compute, options))
+
+        def register_comm_hook(self, state, hook) -> None:
+            asked.append((state, hook))
+
+    monkeypatch.setattr(replicated, "DistributedDataParallel", Replicas)
+    model = type("Model", (), {"to": lambda self, device: asked.append(device)})()
+    assert isinstance(replicated.replicate(model, "compiled", torch.device(device)), Replicas)
+    options = {"device_ids": devices, "find_unused_parameters": True, "broadcast_buffers": False}
+    assert asked == [torch.device(device), ("compiled", options), (None, replicated.sum_bucket)]
