@@ -180,3 +180,9 @@ def test_counting_leaves_a_model_in_its_mode(training, backward):
     count = cost.flops_per_token(model, 32, backward=backward)
     assert {module.training for module in model.modules()} == {training}
     assert cost.flops_per_token(model.train(not training), 32, backward=backward) == count
+
+
+def test_costs_of_a_model_on_triton_are_counted_on_what_needs_no_data():
+    config = ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2, backend="triton")
+    assert on_meta(config, vocab_size=8, seq_len=16).config.backend == "auto"
+    assert config.backend == "triton"

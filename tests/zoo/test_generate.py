@@ -97,6 +97,12 @@ def test_prompts_of_other_integers_and_lists_are_the_same_prompts(model, kind):
     assert all(torch.equal(a, b) for a, b in zip(zoo.generate(model, given, 4), *wanted, strict=True))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.complex64, torch.bool])
+def test_numbers_that_are_no_integers_are_no_prompt(model, kind):
+    with pytest.raises(UserError, match="a prompt is int64"):
+        next(zoo.generate(model, torch.ones(1, 3, dtype=kind), 1))
+
+
 def test_stop_tokens_may_be_a_tensor(model):
     first = next(zoo.generate(model, tokens(1, 3), 1, temperature=0))
     assert len(list(zoo.generate(model, tokens(1, 3), 4, temperature=0, stop=first))) == 1

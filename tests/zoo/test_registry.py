@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -170,3 +171,9 @@ def test_a_mask_that_figures_do_not_know_is_refused_and_they_know_all_others(reg
     with pytest.raises(ValueError, match=r"^elsewhere: figures draw .*, not 'fadin' of mixer 'blurred'$"):
         register_mixer("blurred", letter="Z", mask="fadin")(type("Blurred", (), {"__module__": "elsewhere"}))
     assert set(registry.MASKS) == set(PATTERNS)
+
+
+@pytest.mark.parametrize("kind", ["mixer", "residual", "channel"])
+def test_every_block_has_a_colour_that_figures_can_draw(kind: str):
+    colors = {name: block.color for name, block in registry.blocks(kind).items() if block.color}
+    assert {name: color for name, color in colors.items() if not re.fullmatch("#[0-9A-Fa-f]{6}", color)} == {}

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.steady import tiny_config
 
 from experiments.bench import timing
 from experiments.bench.model_steps import random_tokens
+from experiments.bench.suites import latency
 from experiments.bench.timing import CPU
 from experiments.configuration.schema import Config
 
@@ -115,3 +117,12 @@ def test_random_tokens_are_the_same_every_time_and_of_the_configured_vocabulary(
     assert torch.equal(first, again)
     assert first.shape == (2, 500)
     assert 250 < first.max() < config.nominal_vocabulary
+
+
+def test_latency_is_of_one_sequence_of_each_length(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        latency, "random_tokens", lambda *given: made.append(given[1:3]) or random_tokens(*given)
+    )
+    latency.run(tiny_config(bench__lengths=[4, 8], bench__repeats=1, data__tokenizer="bytes"))
+    assert made == [(1, 4), (1, 8)]

@@ -3,13 +3,14 @@
 import json
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.sample_text import prose
 from tokenizers.pre_tokenizers import ByteLevel
 
-from experiments.data import DataConfig, check, prepare
+from experiments.data import DataConfig, check, prepare, tokenization
 from experiments.data.tokenization import TOKENIZERS, pieces, train
 from zoo.errors import UserError
 from zoo.tokenization import SEPARATOR, from_json
@@ -185,3 +186,13 @@ def test_bad_gpt2_folders(config, tmp_path, cache, vocabulary, merges, message):
     with pytest.raises(UserError, match=message):
         check(config(tokenizer="gpt2", gpt2_path=str(folder)))
     assert not cache.exists()
+
+
+def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):
+    tiny = Path(tiny_gpt2(tmp_path))
+    files = next((tiny / a, tiny / b) for a, b in tokenization._GPT2_FILES if (tiny / a).is_file())
+    monkeypatch.setattr(tokenization, "_gpt2_of_hub", lambda: files)
+    of_hub, of_folder = (
+        TOKENIZERS["gpt2"].spec(DataConfig(tokenizer="gpt2", gpt2_path=place)) for place in (None, str(tiny))
+    )
+    assert of_hub == of_folder

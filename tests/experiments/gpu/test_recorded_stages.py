@@ -137,7 +137,12 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
         "prepare",
         lambda config: SimpleNamespace(describe=lambda: {"train": "T", "test": "E"}),
     )
-    monkeypatch.setattr(training_stages, "score_best", lambda *_: {"test": {"loss": 1.5, "perplexity": 4.5}})
+
+    def scored(config, corpus, folder, device, sink, splits):
+        assert splits == settings.config.evaluate.splits
+        return {"test": {"loss": 1.5, "perplexity": 4.5}}
+
+    monkeypatch.setattr(training_stages, "score_best", scored)
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"torch": "9"})
 
     def lines() -> Iterator[str]:

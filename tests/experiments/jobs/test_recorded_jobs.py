@@ -591,7 +591,8 @@ def test_words_of_smaller_jobs(tmp_path: Path, monkeypatch):
                 iter(()),
             )[1],
         )
-        monkeypatch.setattr(evaluate, "tell_other_model", lambda config: None)
+        told: list = []
+        monkeypatch.setattr(evaluate, "tell_other_model", lambda config: told.append(config.run))
         for keys in (
             set(),
             {"data.tasks.mqar.length"},
@@ -605,6 +606,7 @@ def test_words_of_smaller_jobs(tmp_path: Path, monkeypatch):
             )
             asked_.given = frozenset(keys)
             yield f"{sorted(keys)}: {refusal(evaluate._run_task, asked_, task)} {scored}"
+        assert told == ["r"] * len(scored), "each that is scored says where the command names another model"
 
     check(RECORDED / "words.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
 

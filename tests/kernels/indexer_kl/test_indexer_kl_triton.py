@@ -30,6 +30,12 @@ CALLS = {
         {"cu_seqlens": packed(0, 3, 0, 6)},
         None,
     ),
+    # Gradients of 2,050 numbers: two programs of 1,024 scale all but the last two.
+    "gradients of several programs": (
+        layer(1, 41, heads=1, kv_heads=1, index_heads=1, index_width=50),
+        {},
+        None,
+    ),
     "lists": (layer(2, 9), {}, 4),
     "lists, one head": (layer(1, 7, heads=1, kv_heads=1, index_heads=1), {}, 3),
     "lists, packed": (layer(1, 25, heads=2, kv_heads=1), {"cu_seqlens": CUT}, 5),
