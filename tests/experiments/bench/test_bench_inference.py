@@ -11,12 +11,13 @@ from unittest import mock
 
 import pytest
 import torch
+from support.failed_cells import row_of_failure
 from support.program import Lab
 
 from experiments.bench import decoding, timing
 from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
-from experiments.bench.result_table import Crashed, ResumableTable
+from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import inference as suite
 from experiments.bench.suites.inference import calls, cells, compared_models
 from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
@@ -456,13 +457,7 @@ def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(
     monkeypatch.setattr(bench, "forget", lambda: freed.append("models"))
     cell = cells.Cell(bench, subject, "prefill", 16, 1)
     monkeypatch.setattr(cell, "_what_fits", mock.Mock(side_effect=RuntimeError(words)))
-    if ends:
-        with pytest.raises(Crashed, match="transformer: CUDA error") as crash:
-            cell.measure()
-        (row,) = crash.value.rows
-    else:
-        (row,) = cell.measure()
-    assert row["note"] == f"RuntimeError: {words}"
+    row = row_of_failure(cell.measure, words, ends=ends)
     assert (row["model"], row["mode"], row["tokens"], row["batch"]) == ("transformer", "prefill", 16, 1)
     assert freed == ([] if ends else ["models"])
 

@@ -9,9 +9,10 @@ from unittest import mock
 
 import pytest
 import torch
+from support.failed_cells import row_of_failure
 
 from experiments.bench.decoding import state_after, state_bytes, tensors_in
-from experiments.bench.result_table import Crashed, ResumableTable
+from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
 from experiments.configuration.compose import architectures
@@ -135,13 +136,7 @@ def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(tmp_p
     for words, ends in (("CUDA error: an illegal memory access", True), ("no such form", False)):
         cell = cell_beside(tmp_path, [])
         with mock.patch.object(suite.timing, "interleaved", side_effect=RuntimeError(words)):
-            if ends:
-                with pytest.raises(Crashed, match="transformer: CUDA error") as crash:
-                    cell.measure()
-                (row,) = crash.value.rows
-            else:
-                (row,) = cell.measure()
-        assert row["note"] == f"RuntimeError: {words}"
+            row = row_of_failure(cell.measure, words, ends=ends)
         assert (row["model"], row["mode"], row["tokens"]) == ("transformer", "training step", 16)
 
 

@@ -85,3 +85,19 @@ def test_models_are_timed_past_their_warm_ups(scheme):
     made = model_steps.make_model(Config(device="cpu"), model, 16, torch.device("cpu"))
     schemes = [module for module in made.modules() if isinstance(module, HyperResidual)]
     assert {warmup(found.clock, found.config).item() for found in schemes} == {1.0}
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(None, [1, 1]), (80, [5, 2]), (20, [1, 1])])
+def test_a_batch_has_about_the_tokens_asked_for_and_one_sequence_at_least(
+    tmp_path, monkeypatch, tokens, batches
+):
+    """The transformer stands first, whatever else is asked for, and once."""
+    asked: list[tuple] = []
+    monkeypatch.setattr(
+        steps, "_rows", lambda config, names, batch, device: asked.append((names, batch)) or []
+    )
+    made = config(tmp_path)
+    for cases in (["nsa"], ["nsa", "transformer"]):
+        made.bench.tokens, made.bench.cases, made.bench.lengths = tokens, cases, [16, 40]
+        steps.run(made)
+    assert asked == [(["transformer", "nsa"], batch) for batch in batches] * 2

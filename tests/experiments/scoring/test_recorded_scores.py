@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from support.recorded import check, flat
 from support.steady import changed, refusal, set_by_formula, tiny_config
 
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import Sequences, Split, TaskSet, resolve_task
+from experiments.data.task_registry import IGNORE
 from experiments.runs.split_table import write_splits
 from experiments.scoring import carried_state, evaluate_task, text
 from experiments.scoring.documents import by_document, write_documents
@@ -225,3 +227,30 @@ def test_windows_are_taken_in_order():
         [f"{count} {[len(part) for part in found]} {nats:.6f}", *(f"{one:.6f}" for one in alone)],
         relative=2e-4,
     )
+
+
+@pytest.mark.parametrize(("precision", "half"), [("fp32", False), ("bf16", True)])
+def test_tasks_are_scored_in_the_precision_asked_for_and_losses_in_fp32(precision: str, half: bool):
+    """In evaluation, whose end leaves the model as it was."""
+    seen: list[tuple] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(4, 4)
+
+        def forward(self, tokens, ctx):
+            logits = torch.nn.functional.linear(self.embedding(tokens), torch.eye(4))
+            seen.append((logits.dtype == torch.bfloat16, self.training, len(tokens)))
+            return logits, {}
+
+    tokens = np.arange(20).reshape(5, 4) % 4
+    targets = np.full((5, 4), IGNORE)
+    targets[:, 3] = tokens[:, 3]
+    sequences = Sequences(tokens, targets, np.zeros((5, 4)))
+    model = Model().train()
+    score = score_sequences(model, sequences, chance=0.25, batch_size=2, precision=precision)
+    assert seen == [(half, False, count) for count in (2, 2, 1)]
+    assert score.nats.dtype == np.float64
+    assert len(score.nats) == 5
+    assert model.training
