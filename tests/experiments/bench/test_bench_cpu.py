@@ -12,12 +12,12 @@ from support.program import Lab
 
 from experiments.bench.model_steps import LATE_STEP
 from experiments.bench.suites import cpu
-from experiments.bench.suites.cpu import memory
+from experiments.bench.suites.cpu import lengths, memory
 from experiments.bench.suites.cpu.memory import peak_memory_of
 from experiments.bench.suites.cpu.recurrences import OPERATIONS
 from experiments.configuration.schema import Config
 from experiments.system.paths import CONF
-from zoo import registry
+from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 
 PARTS = ("recurrences", "lengths", "steps", "memory")
@@ -134,3 +134,14 @@ def test_the_suite_measures_every_block_and_preset(lab: Lab):
 def test_no_mixer_holds_even_half_a_matrix_of_pairs(letter: str):
     """Forward and backward, two heads, as many tokens kept as for 1,024: one T×T matrix in fp32 has a gigabyte."""
     assert peak_memory_of(letter, LONG, configured=MADE_FOR, d_model=64, heads=2) < LONG * LONG * 4 // 2
+
+
+def test_a_mixer_is_measured_at_the_size_asked_for_and_past_its_warm_up():
+    made = lengths.mixer("K", 32, d_model=48, heads=3)
+    config = LanguageModel(ModelConfig(pattern="K", depth=1, d_model=48, n_heads=3), vocab_size=8, seq_len=32)
+    assert {n: x.shape for n, x in made.named_parameters()} == {
+        n: x.shape for n, x in config.layers[0].mixer.named_parameters()
+    }
+    assert made.training
+    x, context = lengths.inputs(32, 48)
+    assert (x.shape, x.requires_grad, context.positions.shape) == ((1, 32, 48), True, (1, 32))

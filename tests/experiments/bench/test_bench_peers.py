@@ -104,6 +104,9 @@ def test_flas_path_attention_has_its_keys_in_fp32():
         peers.form("fla", "path_attention", calls)()
     types = [x.dtype for x in found[0][1]]
     assert types == [torch.bfloat16] * 3 + [torch.float32] * 3
+    assert same(found[0][1][:3], calls[0].arguments[:3]), (
+        "they keep their type, and are the tensors themselves"
+    )
     assert [x.shape for x in found[0][1]] == [x.shape for x in calls[0].arguments]
 
 

@@ -124,3 +124,19 @@ def test_a_head_of_its_own_is_copied_as_such():
         own = model.embedding if tied else model.head
         assert theirs.given["lm_head.weight"] is own.weight
         assert theirs.given["model.embed_tokens.weight"] is model.embedding.weight
+
+
+def test_latent_attention_that_rotates_halves_has_the_rows_of_its_pairs_moved_and_no_others():
+    """Of four channels (0, 1, 2, 3) the pairs (0, 1) and (2, 3) become (0, 2) and (1, 3)."""
+    layer = _model(**MODELS["DeepseekV3"]).layers[0]
+    m = layer.mixer
+    pairs, halves = (dict(weights.deepseek_layer(layer, interleaved=x)) for x in (True, False))
+    moved = {name for name, x in pairs.items() if not torch.equal(x, halves[name])}
+    assert moved == {"self_attn.q_b_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"}
+    latent = len(m.kv_down.weight)
+    own, theirs = (x["self_attn.kv_a_proj_with_mqa.weight"] for x in (pairs, halves))
+    assert torch.equal(own, torch.cat([m.kv_down.weight, m.k_rope.weight]))
+    assert torch.equal(theirs[:latent], own[:latent])
+    order = [*range(0, m.rope_dim, 2), *range(1, m.rope_dim, 2)]
+    assert torch.equal(theirs[latent:], own[latent:][order])
+    assert weights.half_split(torch.arange(8.0)[:, None], 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

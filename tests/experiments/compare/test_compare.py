@@ -346,6 +346,7 @@ def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monke
 
 def test_the_report_reads_the_columns_that_are_recorded():
     assert set(COLUMNS) == set(selection.COLUMNS)
+    assert SELECTION == selection.FILE
 
 
 @pytest.mark.slow

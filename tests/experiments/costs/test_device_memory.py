@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from support.measured_memory import CASES, ROWS, case
@@ -165,3 +167,16 @@ def test_memory_that_is_given_back_and_taken_again_counts_again():
             del made
             assert counted.live == 0
     assert counted.peak == 4 * 49
+
+
+def test_activations_are_those_of_the_forward_and_the_backward(monkeypatch: pytest.MonkeyPatch):
+    """Where layers are computed again, the backward holds one's activations beside the inputs of all before it."""
+    peaks = {}
+    for name, backward in (("both", torch.Tensor.backward), ("forward", lambda total: None)):
+        config = Config()
+        config.data.batch_size, config.data.seq_len, config.data.vocab_size = 2, 64, 300
+        config.model = dataclasses.replace(config.model, d_model=64, n_heads=2, depth=2, pattern="F")
+        config.trainer.recompute = "full"
+        monkeypatch.setattr(torch.Tensor, "backward", backward)
+        peaks[name] = device_memory._activations(device_memory._model(config), config, half=False)
+    assert peaks["both"] > 1.2 * peaks["forward"]

@@ -628,3 +628,14 @@ def test_a_document_has_at_least_200_characters_and_what_stood_before_counts_no_
     found = dict(pydocs._distinct(named))
     assert {name: len(document) for name, document in found.items()} == {"a": 200, "c": 200}
     assert long not in found.get("b", "")
+
+
+def test_parts_of_a_text_are_read_in_the_order_of_their_names(tmp_path: Path, monkeypatch):
+    """Whatever the file system's order: the tokens of a run are its identity."""
+    names = ["train-2.parquet", "train-0.parquet", "train-1.parquet"]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([folder / name for name in names]))
+    source, cfg = (
+        data.SOURCES["wikitext103"],
+        dataclasses.replace(DataConfig(), name="wikitext103", path=str(tmp_path)),
+    )
+    assert [path.name for path in source._files(cfg, "train")] == sorted(names)

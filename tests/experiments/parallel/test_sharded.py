@@ -77,7 +77,7 @@ def two(tmp_path_factory) -> list[dict[str, Any]]:
 
 def _found(folder: str) -> dict[str, Any]:
     found = {"clipped": _clipped(), "state": _whole_state(folder), "saved": _saved(folder), "folder": folder}
-    return {**found, "cache": torch.is_autocast_cache_enabled()}
+    return {**found, "scalars": _scalars(), "cache": torch.is_autocast_cache_enabled()}
 
 
 @pytest.mark.slow
@@ -185,6 +185,33 @@ def _saved(folder: str) -> dict[str, Any]:
 def test_no_copies_of_all_weights_in_16_bits_are_kept_where_models_are_in_parts(two):
     """Autocast would keep those of every gathered layer until the forward is done."""
     assert [rank["cache"] for rank in two] == [False, False]
+
+
+@pytest.mark.slow
+def test_scalar_parameters_of_a_model_in_parts_stay_whole(two):
+    """FSDP2 cannot cut them; a checkpoint of one process gives them to every process."""
+    for rank in two:
+        assert rank["scalars"]
+        assert all(rank["scalars"].values())
+
+
+def _scalars() -> dict[str, bool]:
+    """By name of a scalar parameter: whether it is no part after the model and a checkpoint were cut."""
+    config = ModelConfig(d_model=16, n_heads=2, depth=1, pattern="G")
+    model = LanguageModel(config, vocab_size=9, seq_len=4, seed=3)
+    weights = {f"model.{name}": x.clone() for name, x in model.state_dict().items()}
+    scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
+    checkpoint = {"state_dict": weights, "optimizer_states": []}
+    sharded_model = shard(model, torch.device("cpu"), reshard=True)
+    fill(checkpoint, sharded_model)
+    held = dict(sharded_model.named_parameters())
+    filled = checkpoint["state_dict"]
+    return {
+        name: not isinstance(held[name], DTensor)
+        and not isinstance(filled[f"model.{name}"], DTensor)
+        and torch.equal(filled[f"model.{name}"], held[name])
+        for name in scalars
+    }
 
 
 def _small() -> LanguageModel:

@@ -307,3 +307,20 @@ def test_interrupts(monkeypatch):
 
     check(RECORDED / "interrupts.txt", lines())
     assert time.monotonic() > 0
+
+
+@pytest.mark.parametrize(("told", "ends"), [("own", []), ("other", [128 + signal.SIGTERM]), ("", [])])
+def test_a_process_ends_at_once_only_where_its_parent_is_another_than_it_was_told(
+    monkeypatch, told: str, ends
+):
+    """And tells no process that it starts."""
+    ended: list[int] = []
+    monkeypatch.setattr(torchrun.sys, "platform", "linux")
+    monkeypatch.setattr(torchrun.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *words: None))
+    monkeypatch.setattr(torchrun.os, "_exit", ended.append)
+    monkeypatch.delenv(torchrun.PARENT, raising=False)
+    if told:
+        monkeypatch.setenv(torchrun.PARENT, str(os.getppid() + (told == "other")))
+    torchrun.end_with_parent(signal.SIGTERM)
+    assert ended == ends
+    assert torchrun.PARENT not in os.environ

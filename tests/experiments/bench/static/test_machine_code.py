@@ -127,3 +127,21 @@ def test_the_largest_loops_stay_in_the_order_of_the_program():
     """The first of the source is then the first of the machine code, whatever their sizes."""
     sizes = [node.size for node in counts._largest([counts._Node(size) for size in (3.0, 1.0, 5.0)], 2)]
     assert sizes == [3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("tensor_async", "HGMMA QGMMA IGMMA"),
+        ("tensor_sync", "HMMA QMMA IMMA DMMA"),
+        ("special", "MUFU"),
+        ("shuffles", "SHFL"),
+        ("shared", "LDS STS LDSM STSM"),
+        ("global", "LDG STG LDGSTS RED ATOM UTMALDG UTMASTG"),
+        ("spills", "LDL STL"),
+    ],
+)
+def test_instructions_are_of_the_kinds_that_nvidias_manual_has(kind: str, names: str):
+    """Asynchronous products of half, 8-bit float and integer matrices, say; each is of one kind alone."""
+    assert sorted(sass.CLASSES[kind]) == sorted(names.split())
+    assert [other for other, found in sass.CLASSES.items() if set(found) & set(names.split())] == [kind]
