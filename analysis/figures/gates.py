@@ -5,14 +5,13 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, whole_ticks
 from analysis.plotting.captions import band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, panels, styled, table_styles
@@ -61,7 +60,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_title(f"{gate} gate" if part == "mean" else f"{gate} gate, closed")
             axes.set_ylabel("mean (0 to 1)" if part == "mean" else "share below 0.1")
             axes.set_ylim(-0.04, 1.04)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+            whole_ticks(axes.xaxis, 7)
     for axes in grid[-1]:
         axes.set_xlabel("layer (from 0)")
     legend_below(figure, legend_entries(styles, labels), 1)

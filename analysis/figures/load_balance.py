@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis import units
 from analysis.figure_entry import Entry
@@ -13,7 +12,7 @@ from analysis.loading.blocks import plural
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.loading.routing import with_routers
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, whole_ticks
 from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -67,7 +66,7 @@ def draw(table: pd.DataFrame) -> Figure:
     load.set_ylim(bottom=0)
     for axes in (imbalance, load):
         axes.axhline(1, color=INK, linewidth=0.9, linestyle=":", label="_balanced")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
     legend_below(figure, legend_entries(styles))
     return figure
 

@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
 from analysis.loading.routing import mutual_information, routing_rows
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, whole_ticks
 from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, SeriesStyle, panels, styled, table_styles
@@ -90,7 +89,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set_title(series)
         axes.set_ylabel("information\n(nats)")
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
     grid[-1][0].set_xlabel("layer (from 0)")
     names = ("of choice and token", "of choice and token frequency", "choices shuffled")
     handles = [

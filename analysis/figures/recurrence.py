@@ -61,7 +61,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 draw_line(axes, over_seeds(rows, "end"), styles[label], label)
         if measure == "decay_half_life":
             axes.set(ylabel="half-life (tokens)", yscale="log")
-            layer_axis(axes)
+            layer_axis(axes, 10)
             plain_log_ticks(axes.yaxis)
             axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:
@@ -85,7 +85,7 @@ def _draw_half_lives(axes: Axes, quantiles: pd.DataFrame, series_style: SeriesSt
 
 def caption(table: pd.DataFrame) -> str:
     """Define norm, rank and half-life, and give their values at the end."""
-    told = []
+    models = []
     for label in labels_with_data(table):
         rows = table[table["label"] == label]
         ranks, lives = (rows[rows["measure"] == name] for name in ("state_rank", "decay_half_life"))
@@ -97,10 +97,10 @@ def caption(table: pd.DataFrame) -> str:
             )
         if not lives.empty:
             parts.append(f"median half-life {half_lives(lives)[MEDIAN].median():.3g} tokens")
-        told.append(f"{label}: {', '.join(parts)}")
+        models.append(f"{label}: {', '.join(parts)}")
     return (
         "Frobenius norm and effective rank (exponential of the entropy of the normalised singular values) of the "
         f"state, mean over layers, heads and, where there are several, memories ({band_text(table)}); half-life: "
         "tokens after which a decay has halved what is stored, quantiles over tokens and channels, median over heads "
-        f"and seeds. {'; '.join(told)}. {provenance_text(table)}"
+        f"and seeds. {'; '.join(models)}. {provenance_text(table)}"
     )

@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, length_axis
+from analysis.plotting.axes import draw_line, layer_axis, length_axis
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -66,8 +66,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes[1].set_xlabel("position of the query (tokens)")
         axes[1].set_title("what they hold of dense attention, by position")
         _draw_mass(axes[2], select_axis(table, SUMMARY), "layer", styles)
-        axes[2].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-        axes[2].set_xlabel("layer (from 0)")
+        layer_axis(axes[2])
         axes[2].set_title("by layer, queries of the second half")
     chance = (
         [

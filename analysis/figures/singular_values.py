@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
+from analysis.plotting.axes import whole_ticks
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.depth_panels import ROUNDING, deepest, log_gains, sub_block, with_series
 from analysis.plotting.style import INK, panels, styled, table_styles
@@ -70,7 +70,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_title(f"{series}\n{what}" if axes is line[0] else f"\n{what}", fontsize=9.5)
         line[0].set_ylabel("σ (×)")
     for axes in (axes for line in grid for axes in line):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        whole_ticks(axes.xaxis, 6)
         log_gains(axes)
     for axes in grid[-1]:
         axes.set_xlabel("sub-block")

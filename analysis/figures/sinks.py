@@ -8,14 +8,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, plain_log_ticks
+from analysis.plotting.axes import draw_line, plain_log_ticks, whole_ticks
 from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
 from analysis.significance.intervals import over_seeds, single_heads
@@ -123,7 +122,7 @@ def _draw_uniform(axes: Axes, rows: pd.DataFrame) -> None:
 def _scale(axes: Axes) -> None:
     axes.set_yscale("log")
     plain_log_ticks(axes.yaxis)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    whole_ticks(axes.xaxis, 7)
 
 
 def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:

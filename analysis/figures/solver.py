@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import plain_log_ticks
+from analysis.plotting.axes import plain_log_ticks, whole_ticks
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.style import panels, styled
 
@@ -58,7 +57,7 @@ def draw(table: pd.DataFrame) -> Figure:
             )
         axes.set(yscale="log", ylabel="relative residual")
         axes.set_title(label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         plain_log_ticks(axes.yaxis)
     grid[-1][0].set_xlabel("steps of conjugate gradients")
     lines = grid[0][0].get_lines()

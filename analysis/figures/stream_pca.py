@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, plain_log_ticks
+from analysis.plotting.axes import draw_line, plain_log_ticks, whole_ticks
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import deepest, with_series
 from analysis.plotting.legends import legend_below, legend_entries
@@ -69,7 +68,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 here = here[here["rank"] < here.groupby("run")["rank"].transform("max")]
             for series, rows in here.groupby("series"):
                 draw_line(axes, over_seeds(rows, "rank"), styles[series], series)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            whole_ticks(axes.xaxis)
         line[0].set_ylabel(f"{unit}\n(0 to 1)")
     for place, axes in zip(PLACES, grid[0], strict=True):
         axes.set_title(place)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, layer_axis
 from analysis.plotting.captions import dots_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, styled, table_styles
@@ -53,8 +52,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for (task, model), rows in table.groupby(["task", "model"]):
         _draw_model(places[task], rows, styles[model], model)
     for axes in places.values():
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_xlabel("layer (from 0)")
+        layer_axis(axes, 5)
         axes.margins(x=0.08)
     legend_below(figure, legend_entries(styles))
     return figure

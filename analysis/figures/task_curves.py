@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
 from analysis.comparing.task_levels import LEVELS
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
+from analysis.plotting.axes import whole_ticks
 from analysis.plotting.captions import rates_text
 from analysis.plotting.style import styled
 from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
@@ -53,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """Draw a line for each model, the mean over its seeds, with a band from lowest to highest; a panel a task."""
     figure, places = model_panels(table, lambda rows: curves_over_seeds(rows, "step", "accuracy"))
     for axes in places.values():
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        whole_ticks(axes.xaxis, 5)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlabel("training steps")
     return figure

@@ -6,13 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import length_axis, whole_ticks
 from analysis.plotting.captions import rates_text
 from analysis.plotting.style import styled
 from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
@@ -97,7 +96,7 @@ def _difficulty_axis(axes: Axes, rows: pd.DataFrame) -> None:
     if low > 0 and high >= WIDE * low:
         length_axis(axes, span=(low, high))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        whole_ticks(axes.xaxis, 6)
     named = rows["hardness"].dropna().unique()
     axes.set_xlabel(named[0] if len(named) else "difficulty", fontsize=8)
 

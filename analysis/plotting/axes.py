@@ -1,4 +1,4 @@
-"""Axes of lengths, bytes and rows; lines with bands and means with intervals."""
+"""Axes of lengths, layers, bytes and rows; lines with bands and means with intervals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from analysis.plotting.style import SeriesStyle
 from analysis.significance.intervals import estimate
@@ -48,12 +41,6 @@ def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
     axes.margins(x=0.08)
 
 
-def layer_axis(axes: Axes) -> None:
-    """Make x the layer, counted from 0: whole numbers only, however few layers there are."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("layer (from 0)")
-
-
 def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, float] | None = None) -> None:
     """Set an x axis of sequence lengths to the base of two, at most TICKS of them written: 512, 4K.
 
@@ -74,6 +61,20 @@ def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, fl
 
 def _length(value: float, _: object) -> str:
     return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+
+
+def whole_ticks(axis: Axis, most: int = 10) -> None:
+    """Tick a linear axis at whole numbers alone, at most `most` intervals: layers, steps, ranks.
+
+    A span of less than one, as of a model with one layer, has the one whole number in it.
+    """
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+
+
+def layer_axis(axes: Axes, most: int = 7) -> None:
+    """Label the x axis as that of layers, ticked at whole numbers alone; a channel mixer lies at a half between."""
+    whole_ticks(axes.xaxis, most)
+    axes.set_xlabel("layer (from 0)")
 
 
 def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:

@@ -72,6 +72,9 @@ def axis_text(axes: Axes, which: str) -> str:
         found += f" named {list(form.seq)}"
     elif not isinstance(form, ScalarFormatter | LogFormatter | NullFormatter):
         found += f" shown as {[form(place, 0) for place in places[:4]]}"
+    elif axis.label.get_text().startswith(("layer", "sub-block")):
+        ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        found += " at whole numbers" if ticks == [round(tick) for tick in ticks] else f" at {numbers(ticks)}"
     return found if axis.get_visible() else f"{found} hidden"
 
 
