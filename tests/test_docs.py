@@ -59,6 +59,17 @@ def test_every_key_has_its_default_and_meaning(reference):
             assert f"| `data.tasks.{name}.{field.name}` |" in tasks
 
 
+def test_no_two_keys_of_a_node_share_a_meaning(reference):
+    nodes = [
+        schema.Config,
+        *dict(reference._nodes(schema.Config)).values(),
+        *(task.config for task in TASKS.values()),
+    ]
+    for node in nodes:
+        meanings = sys.modules["docstrings"].key_meanings(node)
+        assert len(set(meanings.values())) == len(meanings), node
+
+
 def test_a_key_without_a_meaning_is_refused(reference):
     @dataclasses.dataclass
     class Options:

@@ -30,7 +30,9 @@ class OptimConfig:
     warmup_steps: optimiser steps of the warm-up.
     weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
-    beta1, beta2, eps: AdamW's.
+    beta1: AdamW's decay of the mean of gradients.
+    beta2: AdamW's decay of the mean of squared gradients.
+    eps: what AdamW adds to the root of the squared gradients' mean.
     """
 
     lr: float = 3e-3
@@ -56,7 +58,9 @@ class TrainerConfig:
     accumulate: micro-batches a step; several devices share them, so the number of devices has to divide it (with
         trainer.context the number of groups of devices).
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
-    log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
+    log_every: steps between two metric rows.
+    val_every: steps between two validations.
+    checkpoint_every: steps between two checkpoints.
     val_tokens: tokens of the validation split that each validation during training uses (null: all; the final
         evaluation always uses the whole split).
     probe_every: steps between two probes of the model (`probe.*`); also at the last (null: never).
@@ -184,9 +188,11 @@ class ProbeConfig:
     routing_split: split over which loads and choices of routers are counted, validation or test (null: loads over the
         probed windows, first choices over the validation split).
     routing_tokens: tokens whose routing choices are counted (null: all of the split).
-    prompts: texts to continue by `tokens` tokens, sampled at `temperature` (0: the most likely) among the `top_k` most
-        likely (null: all), with the seed `sample_seed`.
-    tokens, temperature, top_k, sample_seed: see prompts.
+    prompts: texts that every model continues.
+    tokens: number of tokens to generate after each prompt.
+    temperature: divides the logits; 0 takes the most likely token.
+    top_k: sample among this many most likely tokens (null: all).
+    sample_seed: seed of the sampling, the same for every model.
     stream_energy: share of the residual streams' energy for which the job names the smallest rank to factorise them to.
     """
 
@@ -230,7 +236,8 @@ class BenchConfig:
         (null: all; of inference none where there are runs).
     runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
-    pairs, steps: suite harness, pairs of loops and steps of each loop.
+    pairs: suite harness, times that both loops, Lightning's and the bare one, are timed after each other.
+    steps: suite harness, training steps of each of these loops.
     budget_s: time limit in seconds; kernels and models measure the rest the next time, others leave longer lengths out.
     target: suite static, the GPU to compile for: H200, H100 or A100; none needs to be there.
     out: folder for tables (null: results/bench).

@@ -8,12 +8,16 @@ class SlurmConfig:
     """The Slurm job of a cell (sweep.engine=slurm), one cell a job.
 
     cluster: slurm, or local: processes of this machine in place of jobs, sweep.workers at a time, to try it out.
-    partition, account, qos: as sbatch knows them (null: the cluster's defaults).
+    partition: sbatch's --partition, the nodes that jobs may run on (null: the cluster's default).
+    account: sbatch's --account, which the time is charged to (null: the cluster's default).
+    qos: sbatch's --qos, the quality of service (null: the cluster's default).
     minutes: time limit of a job. A cell that needs longer goes on in the same job, requeued, from its checkpoint.
     signal_s: seconds before the time limit at which a cell is told to make room: above the longest step with its
         validation and a checkpoint.
     requeues: how often a job may reach its time limit before the cell counts as paused (local: at most 5).
-    cpus, gpus, memory_gb: of a job (memory_gb null: the cluster's default).
+    cpus: processors of a job.
+    gpus: GPUs of a job.
+    memory_gb: memory of a job in GB (null: the cluster's default).
     setup: shell lines before the cell, such as "module load cuda".
     more: further sbatch options by their long names, such as ["constraint=a100", "exclude=node3"].
     jobs: jobs in the queue at once.
@@ -42,7 +46,8 @@ class RayConfig:
 
     address: of the cluster: auto (the one that this machine belongs to), HOST:PORT, or local (one on this machine that
         ends with the command).
-    cpus, gpus: that a cell takes of a node.
+    cpus: processors that a cell takes of a node.
+    gpus: GPUs that a cell takes of a node.
     grows: whether the cluster adds nodes for tasks that wait (Ray's autoscaler). Otherwise cells that take more than
         any of its nodes has are refused.
     poll_s: seconds between two looks at the tasks.

@@ -47,7 +47,8 @@ class DataConfig:
     vocab_size: entries of the tokenizer that bpe trains.
     gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
     pack: stream (windows of one long stream) | document (no attention across documents).
-    seq_len, batch_size: tokens a sample, samples a micro-batch.
+    seq_len: tokens of a sample.
+    batch_size: samples of a micro-batch.
     cache_dir: folder of extracted text and tokens; None means the environment's ARCHZOO_CACHE, or else
         `.cache/archzoo` in the repository.
     revision: wikitext from the hub: commit of the data set; None means the one this project was tested with.

@@ -123,4 +123,6 @@ def _first_comment(path: Path) -> str:
     return lines[0] if lines else ""
 
 
-JOB = Job("list", "blocks, presets, layouts, experiments, data, measures, figures and jobs", run)
+JOB = Job(
+    "list", "blocks, presets, layouts, experiments, data, probe events, measures, figures and jobs", run
+)

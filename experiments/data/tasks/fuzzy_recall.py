@@ -20,7 +20,8 @@ class FuzzyRecallConfig:
 
     length: tokens of a sequence.
     entries: keys with their values in a sequence.
-    key_tokens, value_tokens: different tokens of which keys and values are made, each at least 2.
+    key_tokens: different tokens that keys are made of, at least 2.
+    value_tokens: different tokens that values are made of, at least 2.
     longest: tokens of the longest key and value.
     """
 

@@ -18,7 +18,9 @@ class NeedleConfig:
 
     context: tokens of the haystack, needles included.
     needles: hidden facts, two tokens each, all asked for at the end; with one alone its key would not be needed.
-    keys, values, hay: different keys, values and tokens of hay that there are.
+    keys: different keys that there are.
+    values: different values that there are.
+    hay: different tokens of hay that there are.
     """
 
     context: int = 124

@@ -17,7 +17,9 @@ class NoisyRecallConfig:
     """Options of `noisy_recall`.
 
     length: tokens of a sequence.
-    keys, values, noise: different keys, values and tokens of noise that there are.
+    keys: different keys that there are.
+    values: different values that there are.
+    noise: different tokens of noise that there are.
     share: of the slots of two tokens that hold noise, 0 to below 1.
     """
 

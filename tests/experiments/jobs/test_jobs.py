@@ -97,7 +97,9 @@ def test_analysis_reads_a_run(finished: Lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "title"), [("mixers", "Mixers"), ("jobs", "Jobs (job=)")])
+@pytest.mark.parametrize(
+    ("part", "title"), [("mixers", "Mixers"), ("events", "Probe events"), ("jobs", "Jobs (job=)")]
+)
 def test_list_shows_one_part(lab: Lab, part: str, title: str):
     short, long, whole = (
         lab.here("job=list", part),
