@@ -34,10 +34,7 @@ TABLES = {
 
 
 class VerdictTables(NamedTuple):
-    """The record verdict.json and the tables beside it, empty where a stage has not come yet.
-
-    name: the block's; models: the names of all models, the transformer, the block, its relative if there is one.
-    """
+    """The record verdict.json and the tables beside it, empty where a stage has not come yet."""
 
     record: dict[str, Any]
     contracts: pd.DataFrame
@@ -46,10 +43,12 @@ class VerdictTables(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of the block that is judged."""
         return self.record["block"]["name"]
 
     @property
     def models(self) -> list[str]:
+        """The names of all models: the transformer, the block, its relative if there is one."""
         return list(self.record["models"])
 
     @property

@@ -34,7 +34,7 @@ RATES_COMMAND = (
 
 
 def parameters(found: Evidence) -> Iterator[Part]:
-    """Both models' parameters, exactly."""
+    """Yield the check that both models have exactly the parameters that the report gives."""
     needed = {
         "parameters, transformer": Needed(DENSE, DENSE),
         "parameters, hypergraph": Needed(SPARSE, SPARSE),
@@ -43,7 +43,7 @@ def parameters(found: Evidence) -> Iterator[Part]:
 
 
 def pairs(found: Evidence) -> Iterator[Part]:
-    """Pairs of a balanced layer, of layers as they were trained, and of a whole model."""
+    """Yield how many times fewer pairs of query and key timelines have: balanced, trained, in a whole model."""
     for check in found.checks(25, {"pairs of full attention": about(6.0, 0.01)}):
         yield check
         if check.name.startswith("most that 8 sparse layers"):
@@ -60,7 +60,7 @@ def pairs(found: Evidence) -> Iterator[Part]:
 
 
 def crossover(found: Evidence) -> Iterator[Part]:
-    """FLOP ceilings; latencies are of a GPU."""
+    """Yield checks of the speed-ups claimed against what the FLOPs saved allow; latencies are left to a GPU."""
     needed = {f"FLOP ceiling at {length}": at_least(value) for length, value in SPEEDUPS.items()}
     for check in found.checks(26, needed):
         yield check
@@ -75,7 +75,7 @@ def crossover(found: Evidence) -> Iterator[Part]:
 
 
 def quality(found: Evidence) -> Iterator[Part]:
-    """Direction at small size, each model at its own best rate."""
+    """Yield the difference of test losses at small size, each model at its best rate; the claimed size is lacking."""
     yield Lack(TRAINING, "perplexities are of 137.7M parameters and some 100 M tokens", LAYOUTS_COMMAND)
     study = found.study("comparison", RATES_COMMAND)
     runs = study.runs

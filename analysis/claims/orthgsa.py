@@ -73,7 +73,7 @@ def sinks(found: Evidence) -> Iterator[Part]:
 
 
 def speed(found: Evidence) -> Iterator[Part]:
-    """FLOP ceilings at the documents' sizes, indexer included."""
+    """Yield checks of the speed-ups claimed against what the FLOPs saved allow, the indexer's own FLOPs included."""
     needed = {f"FLOP ceiling at {size}": at_least(value) for size, value in SPEEDUPS.items()}
     for check in found.checks(11, needed):
         yield check
@@ -87,14 +87,14 @@ def speed(found: Evidence) -> Iterator[Part]:
 
 
 def memory(found: Evidence) -> Iterator[Part]:
-    """Bytes of serving, the more favourable count, and of training."""
+    """Yield checks of the bytes that serving and training take, beside the document's."""
     yield from found.checks(
         12, {f"serving at {size}": at_most(1.05 * value) for size, value in MEMORY.items()}
     )
 
 
 def traffic(found: Evidence) -> Iterator[Part]:
-    """Counted bytes of operators against those of fused kernels; the document's own formulas beside them."""
+    """Yield the share of memory traffic that fused kernels save, counted; the document's own formulas beside it."""
     table = found.table("traffic.csv", TRAFFIC_COMMAND)
     table = table[(table["tokens"] == 2048) & (table["mode"] == "forward") & table["claimed"].notna()]
     for row in table.itertuples():
@@ -114,7 +114,7 @@ def traffic(found: Evidence) -> Iterator[Part]:
 
 
 def recomputation(found: Evidence) -> Iterator[Part]:
-    """The best block, and what recomputing costs."""
+    """Yield checks of recomputation: the best number of layers in a block, and its cost in FLOPs, bytes and time."""
     needed = {
         "vectors stored with the formula's block": at_most(0.01),
         "FLOPs of a training step": at_most(1.30),
@@ -124,7 +124,7 @@ def recomputation(found: Evidence) -> Iterator[Part]:
 
 
 def sharding(found: Evidence) -> Iterator[Part]:
-    """Arithmetic of bytes a parameter."""
+    """Yield checks of the bytes on each GPU in sharded training, from the bytes that a parameter takes."""
     needed = {
         "ZeRO-3: weights": at_most(20.0),
         "ZeRO-3 with the streams between layers of 2,048 tokens": about(20.0),

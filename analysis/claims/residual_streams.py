@@ -26,7 +26,7 @@ CLAIMED_GAIN, CLAIMED_ROTATION = 1.6, 1.0
 
 
 def composite_gain(found: Evidence) -> Iterator[Part]:
-    """Both gains of random products, and the Amax gain of trained ones: like is compared with like."""
+    """Yield the composite gains Amax and σ_max of random and of trained products of H_res, each with its like."""
     needed = {
         "σ_max of mHC": about(CLAIMED_GAIN),
         "Amax of orthogonal": about(CLAIMED_ROTATION),
@@ -50,7 +50,7 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
 
 
 def low_rank(found: Evidence) -> Iterator[Part]:
-    """Energy of the first direction in trained streams, what rank 1 loses, and bytes."""
+    """Yield checks of streams of rank 1: energy in the first direction of trained streams, its error, and bytes."""
     needed = {
         "streams of rank 1: bytes between layers": at_most(1.2),
         "whole streams: bytes of the KV cache": about(4.0),
@@ -77,7 +77,7 @@ def low_rank(found: Evidence) -> Iterator[Part]:
 
 
 def explosion(found: Evidence) -> Iterator[Part]:
-    """Gradients over depth where H_res is a rotation for every x."""
+    """Yield the growth of gradients over depth where H_res is a rotation for every input x."""
     needed = {
         f"gradient, first over last streams, {depth} layers, no cap": at_most(100) for depth in (6, 12, 24)
     }
@@ -98,7 +98,7 @@ def explosion(found: Evidence) -> Iterator[Part]:
 
 
 def initialisation(found: Evidence) -> Iterator[Part]:
-    """The document's initialisation and ours against the plain residual."""
+    """Yield how far the document's initialisation and ours are from the plain residual."""
     yield from found.checks(8, {"relative difference from the plain residual": at_most(1e-5)})
     read, write = (1 / (1 + math.exp(-b)) for b in (0.25, 1.0))
     gains = Check(
@@ -114,7 +114,7 @@ def initialisation(found: Evidence) -> Iterator[Part]:
 
 
 def overhead(found: Evidence) -> Iterator[Part]:
-    """Training steps with and without streams on a CPU, which the claim is not about."""
+    """Yield the time of training steps with streams over those without, on a CPU; the claimed GPU time is lacking."""
     yield from found.checks(9)
     steps = found.table("steps.csv", STEPS_COMMAND)
     for _, row in steps[steps["model"] == "shc"].iterrows():

@@ -12,7 +12,7 @@ FP64, FP32 = 1e-12, 1e-5
 
 
 def cayley(found: Evidence) -> Iterator[Part]:
-    """Identities in both precisions, the rank of the derivative, the gradient's formula."""
+    """Yield checks of the Cayley transform: that it gives rotations, its free parameters, its gradient's formula."""
     names = ("QᵀQ = I", "det Q = 1", "singular values = 1", "Cayley(0) = I")
     needed = {f"error of {name}, float64": at_most(FP64) for name in names}
     needed |= {f"error of {name}, float32": at_most(FP32) for name in names}
@@ -21,7 +21,7 @@ def cayley(found: Evidence) -> Iterator[Part]:
 
 
 def neumann(found: Evidence) -> Iterator[Part]:
-    """The orthogonality error where the document's condition ‖A‖ < 1 holds."""
+    """Yield the orthogonality error of the truncated Neumann series where the document's condition ‖A‖ < 1 holds."""
     needed = {
         "‖QᵀQ − I‖ at ‖A‖ = 0.1, K = 5": at_most(FP32),
         "‖QᵀQ − I‖ at ‖A‖ = 0.9, K = 5": at_most(FP32),
@@ -38,12 +38,12 @@ def neumann(found: Evidence) -> Iterator[Part]:
 
 
 def against_sinkhorn(found: Evidence) -> Iterator[Part]:
-    """Interleaved times of both forms of Cayley and of Sinkhorn."""
+    """Yield the time of Sinkhorn over that of both forms of Cayley, timed in turns."""
     yield from found.checks(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
 
 
 def mixtures(found: Evidence) -> Iterator[Part]:
-    """σ_max of mixtures and products; σ_min is shown."""
+    """Yield checks that mixtures of rotations, and products of these, have σ_max ≤ 1; σ_min beside, unjudged."""
     yield from found.checks(5, {"σ_max": at_most(FP64)})
 
 

@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: every choice for LONGEST tokens, of the most telling head of at most LAYERS layers."""
+    """Make the table: all choices for LONGEST tokens of one head (`telling_heads`) in each of at most LAYERS layers."""
     rows = telling_heads(spaced_layers(sentence_routes(results, LONGEST), LAYERS))
     return rows[list(COLUMNS)].reset_index(drop=True)
 

@@ -39,22 +39,22 @@ class Number:
 
 
 def exact(name: str, value: float, unit: str = "") -> Number:
-    """A count, the same on every machine."""
+    """Return a count, which is the same on every machine: its interval is the number itself."""
     return Number(name, float(value), float(value), float(value), unit)
 
 
 def bounded(name: str, error: float | Tensor, bound: float, unit: str = "") -> Number:
-    """An error of rounding, which no machine may have above its bound."""
+    """Return an error of rounding with the interval from 0 to its bound, which no machine may exceed."""
     return Number(name, float(error), 0.0, bound, unit)
 
 
 def near(name: str, value: float, unit: str = "", room: float = 1e-3) -> Number:
-    """A number of seeded fp64 arithmetic, which rounding moves by less than `room` of it."""
+    """Return a number computed in fp64 from fixed seeds, with the interval (1 ± room)·value for other rounding."""
     return Number(name, value, (1 - room) * value, (1 + room) * value, unit)
 
 
 def sampled(name: str, draws: Tensor, unit: str = "") -> Number:
-    """The median of seeded draws, with the range of 95 % of them."""
+    """Return the median of draws from fixed seeds, with the range of 95 % of them as its interval."""
     low, value, high = torch.quantile(draws.double().flatten(), torch.tensor([0.025, 0.5, 0.975]).double())
     return Number(name, value.item(), low.item(), high.item(), unit)
 

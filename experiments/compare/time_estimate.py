@@ -35,7 +35,7 @@ def core_seconds(selections: Sequence[Selection]) -> tuple[float, float]:
 
 
 def minutes(least: float, most: float) -> str:
-    """Core-seconds as a sentence's part."""
+    """Return the least and the most core-seconds of a comparison in words, as core-minutes."""
     return f"about {least / 60:.1f} core-minutes, {most / 60:.1f} where every best rate lies at an end"
 
 

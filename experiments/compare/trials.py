@@ -91,7 +91,7 @@ def _with_others(config: Config, settings: Settings, given_in: str) -> Config:
 
 
 def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings]:
-    """Every combination of the values of a grid, given as sweeps, "key=value,value"; one empty one of an empty grid.
+    """Return every combination of a grid's values, given as sweeps "key=value,value"; of no grid one without settings.
 
     Raises UserError, which names the key that they were given in, for what is no sweep, and for keys that are not to be
     selected.

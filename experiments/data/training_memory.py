@@ -9,7 +9,7 @@ from experiments.data.task_registry import IGNORE
 
 
 def memory_accuracy(shown: tuple[np.ndarray, np.ndarray], asked: tuple[np.ndarray, np.ndarray]) -> float:
-    """The share of right answers of one who knows all that was shown, and knows no rule.
+    """Return the share of right answers of a look-up in the sequences shown, without the task's rule.
 
     shown, asked: tokens and targets, int64 [N, T] each. After tokens 0 … t that were shown, the answer that came there
     most often; after others the most frequent one at place t after token t, and the smallest of equally frequent ones.

@@ -60,7 +60,7 @@ class Pool(Engine):
         self.last[planned.run] = State("starting")
 
     def state(self, planned: Plan) -> State:
-        """The last thing that the cell's process said, or how it ended."""
+        """Return the last progress that the cell's process reported, or how it ended."""
         process, channel = self.running[planned.run]
         if not channel.poll():
             return self.last[planned.run]
@@ -75,7 +75,7 @@ class Pool(Engine):
         return state
 
     def changed(self) -> list[Plan]:
-        """Wait until a process says something or ends; returns the cells of those that did."""
+        """Wait until a process reports progress or ends; return the cells of those that did."""
         return [self.plans[channel] for channel in wait(list(self.plans))]
 
     def cancel(self, planned: Plan) -> bool:

@@ -87,7 +87,7 @@ class RayTasks(Engine):
         return max(1, min(self.capacity, int(cpus)))
 
     def state(self, planned: Plan) -> State:
-        """From the run folder and what the tasks' owner said last."""
+        """Return a cell's state, from its run folder and the last answer of its supervisor."""
         if planned.done:
             return State(ended=True, status=DONE)
         if self.leave:
@@ -101,7 +101,7 @@ class RayTasks(Engine):
         return progress(planned) if known == RUNNING else State(ended=True, status=known[0], why=known[1])
 
     def changed(self) -> list[Plan]:
-        """All cells, after asking the owners of the tasks."""
+        """Ask the supervisors for the states of their tasks; return all submitted cells, as any may have changed."""
         if not self.leave:
             if self.asked:
                 time.sleep(self.settings.poll_s)
@@ -115,7 +115,7 @@ class RayTasks(Engine):
         return self._ask(_experiment(planned), "cancel", _record(planned))
 
     def close(self) -> None:
-        """Tasks go on, if there are any; an owner that nobody needs ends."""
+        """Disconnect: tasks go on, and a supervisor that nothing needs ends."""
         for supervisor in self.supervisors.values():
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.get(supervisor.leave.remote(self.lease[0]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(config: Config) -> None:
-    """Compare needs several models; one alone is selected and confirmed too."""
+    """Select and confirm the settings of one model alone; a comparison takes several (`run_sweep`)."""
     run_sweep([config])
 
 

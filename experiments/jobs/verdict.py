@@ -16,7 +16,7 @@ LONGEST = 1 << 20
 
 
 def run(config: Config) -> None:
-    """The verdict on one text or task alone."""
+    """Judge the block on one text or task."""
     run_sweep([config])
 
 

@@ -24,7 +24,7 @@ from zoo.model import LanguageModel
 
 
 def mesh(device: torch.device) -> DeviceMesh:
-    """All processes in one row."""
+    """Return the device mesh that FSDP shards over: all processes in one dimension."""
     return init_device_mesh(device.type, (group.size(),))
 
 

@@ -21,7 +21,7 @@ SMALL = "16 tokens, 4 pairs, vocabulary 64 (paper: 64 to 512 tokens, 4 to 64 pai
 
 
 def closing(evidence: Evidence) -> Iterator[Check | Lack]:
-    """The largest state within a gap of attention, once it has learned, and ahead of the smallest; all accuracies.
+    """Yield whether the largest state is within a gap of attention and ahead of the smallest; all accuracies.
 
     While the largest state has not learned the task, more steps may close the gap as well as a larger one.
     """

@@ -26,7 +26,7 @@ def no_worse(model: str) -> Judge:
 
 
 def longer(evidence: Evidence) -> Iterator[Check | Lack]:
-    """OrthGSA ahead of full attention at eight times the trained length; both at the trained one and at others."""
+    """Yield whether OrthGSA is ahead of full attention at eight times the trained length, and accuracies by length."""
     study = study_of(evidence, "orthgsa_length")
     yield from ahead(at_length(study, 128), ORTHGSA, FULL, trained=study)
     yield from (accuracy(study, model) for model in (ORTHGSA, FULL))

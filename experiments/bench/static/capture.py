@@ -60,7 +60,7 @@ class Capture:
         self._unread: dict[int, Tensor] = {}  # kept alive: another tensor would take their memory's identity
 
     def launch(self, kernel: Any, args: tuple, grid: Any, options: dict[str, Any]) -> None:
-        """A launch of a jitted function: an attempt of the launch that is open, else one by itself."""
+        """Record a launch of a jitted function: as an attempt of the launch that `each` has open, else by itself."""
         launch = Launch() if self._open is None else self._open
         launch.kernel = f"{kernel.fn.__module__.removeprefix('kernels.ops.')}.{kernel.fn.__name__}"
         with _disable_current_modes():
@@ -71,7 +71,7 @@ class Capture:
             self.on_launch(launch)
 
     def each(self, configurations: list[Any], run: Callable[[Any], None]) -> None:
-        """Run a launch in each of its configurations."""
+        """Record a launch with an attempt for each configuration; `run` makes it in the one that it is given."""
         launch = self._open = Launch()
         try:
             for configuration in configurations:

@@ -120,16 +120,16 @@ class Operation:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Ours, then the peers that are installed."""
+        """The names of the libraries to compare: OURS, then the peers that are installed."""
         return (OURS, *(peer for peer in self.peers if installed(peer)))
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The peers that are not installed."""
+        """The names of the peers that are not installed."""
         return tuple(peer for peer in self.peers if not installed(peer))
 
     def form(self, library: str, inputs: InputFactory) -> tuple[Call, Callable[[], Any]]:
-        """The call whose tensors ours or a peer's form takes, and the function that runs it."""
+        """Return the call with the input tensors, and the function that runs it by a library, OURS or a peer."""
         made = self.make(inputs)
         if library == OURS:
             return made, lambda: on_triton(made)

@@ -53,7 +53,7 @@ class Executions:
         self.longest = max(steps) * len(programs) / sum(steps) if any(steps) else 1.0
 
     def of(self, block: Block) -> float:
-        """Executions of a block by a program, on average."""
+        """Return how often a program executes a block, on average over the launch."""
         return self._mean.get(id(block), 0.0)
 
     def _run(self, region: list[Block], values: dict[str, Any], program: tuple[int, ...]) -> list[Any]:

@@ -60,7 +60,7 @@ class _Counted:
 
 
 def rows(launches: Iterable[Launch], gpu: Gpu) -> list[dict[str, Any]]:
-    """A row for every kernel, its constants and each configuration; `chosen` is the one that takes least."""
+    """Return a row for every kernel, set of constants and configuration; `chosen` marks the fastest by the model."""
     groups: dict[tuple[str, str], dict[str, list[_Counted]]] = {}
     for launch in launches:
         for attempt in launch.attempts:

@@ -46,14 +46,17 @@ def _stored(x: Any) -> float:
 
 
 def written_arguments(executions: Executions) -> set[str]:
-    """Arguments that a kernel stores into, whether it comes to that or not."""
+    """Return the arguments that a store in the kernel writes to, even one that no program executes."""
     return {name for op, _, places in pointing(executions.function) if op.name in _WRITES for name in places}
 
 
 @dataclass(frozen=True)
 class Product:
-    """Products of tiles of matrices alike: rows of the left one (of one of a batch), the left one's type, the precision
-    asked for ("" by default), and FLOPs of all that a program executes."""
+    """One product of matrices in a kernel's code, and how much of it a program executes.
+
+    rows: of the left matrix, or of one of a batch; dtype: the left one's; precision: as the kernel asks for ("": the
+    default); flops: of all times that a program executes it.
+    """
 
     rows: int
     batched: bool

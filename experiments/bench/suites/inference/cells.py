@@ -48,6 +48,7 @@ class Cell:
 
     @property
     def cell(self) -> result_table.Cell:
+        """The cell of the table that `measure` fills."""
         return result_table.Cell({**self._kind, "tokens": self.length}, self.measure)
 
     @property

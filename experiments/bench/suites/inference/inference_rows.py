@@ -1,4 +1,4 @@
-"""The rows of the table."""
+"""The columns of the table of suite=inference, and a row as text."""
 
 from __future__ import annotations
 
