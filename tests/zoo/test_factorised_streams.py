@@ -185,3 +185,9 @@ def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mod
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is free at once
     promised = kept * 512 * 4 * 64 * 4 * (1 - 1 / 4)
     assert printed_by(STEP.replace("{mode}", mode)) * 1024 > promised / 2
+
+
+def test_harmonics_are_no_part_of_saved_weights():
+    module = FactorisedStreams(SHCConfig(n_streams=4, factorise=2), DIMS)
+    assert "harmonics" in dict(module.named_buffers())
+    assert "harmonics" not in module.state_dict()

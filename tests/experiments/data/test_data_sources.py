@@ -1,5 +1,6 @@
 """Sources: own text, WikiText's layout, the prose of the standard library."""
 
+import platform
 import sys
 from collections import Counter
 from itertools import chain
@@ -360,3 +361,9 @@ def test_a_corpus_is_called_by_what_was_given_without_the_place_it_lies_in(tmp_p
     (tmp_path / "texts" / "a.txt").write_text("words\n" * 100)
     labels = SOURCES["text"].labels(DataConfig(name="text", path=str(tmp_path / place)))
     assert labels["train"] == f"{label} (train part)"
+
+
+def test_the_standard_librarys_text_is_named_with_pythons_version():
+    labels = SOURCES["pydocs"].labels(DataConfig())
+    assert set(labels) == {"train", "validation", "test"}
+    assert set(labels.values()) == {f"pydocs (Python {platform.python_version()})"}

@@ -196,3 +196,13 @@ def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):
         TOKENIZERS["gpt2"].spec(DataConfig(tokenizer="gpt2", gpt2_path=place)) for place in (None, str(tiny))
     )
     assert of_hub == of_folder
+
+
+def test_the_hub_is_asked_for_the_files_of_gpt2_by_repository_and_name(monkeypatch, tmp_path):
+    asked = []
+    hub = pytest.importorskip("huggingface_hub")
+    given = lambda repository, name, **_: asked.append((repository, name)) or str(tmp_path / name)  # noqa: E731
+    monkeypatch.setattr(hub, "hf_hub_download", given)
+    files = tokenization._gpt2_of_hub()
+    assert asked == [(tokenization._GPT2_REPOSITORY, name) for name in tokenization._GPT2_FILES[1]]
+    assert files == tuple(tmp_path / name for name in tokenization._GPT2_FILES[1])
