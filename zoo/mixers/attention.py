@@ -20,11 +20,12 @@ from zoo.registry import register_mixer
 class AttentionConfig:
     """Options of full attention; everything beyond the plain transformer is off by default.
 
-    n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rope_base: base of rotary positions;
-    positions: "rope" or "none"; qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the
-    current one included, a query attends to (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b);
+    n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: as many as query heads);
     max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer;
-    head_width: K (None: D/H).
+    head_width: K, width of a head (None: D/H); positions: "rope" or "none"; rope_base: base of rotary positions;
+    qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the current one included, a query
+    attends to (None: all); output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W
+    + b), on the values.
     """
 
     n_heads: int | None = None

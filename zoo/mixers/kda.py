@@ -21,10 +21,10 @@ DECAYS = ("channel", "head")
 class KDAConfig:
     """Options of Kimi delta attention.
 
-    n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
-    kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can flip the state along
-    its key: with β in (0, 1) no state can track parity or permutations; head_width: K (None: D/H);
-    decay: how many rates of forgetting a head has, "channel", one a channel, or "head", one: Gated DeltaNet's.
+    n_heads: heads H (None: half the model's, so that a head is twice as wide, or all where they are odd); head_width:
+    K, width of a head (None: D/H); kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token
+    can flip the state along its key: with β in (0, 1) no state can track parity or permutations; decay: how many rates
+    of forgetting a head has, "channel", one a channel, or "head", one: Gated DeltaNet's.
     """
 
     n_heads: int | None = None

@@ -26,9 +26,9 @@ FORGETTING = 0.0025
 class MesaNetConfig:
     """Options of the mesa layer.
 
-    n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
-    cg_steps: steps of the conjugate gradient a token; kernel_size: taps of the short convolutions;
-    value_conv: convolve the values too; head_width: K (None: D/H); forget_bias: b_γ before training.
+    n_heads: heads H (None: half the model's, so that a head is twice as wide, or all where they are odd); head_width:
+    K, width of a head (None: D/H); cg_steps: steps of the conjugate gradient a token; kernel_size: taps of the short
+    convolutions; value_conv: convolve the values too; forget_bias: b_γ, the forget gate's bias before training.
     """
 
     n_heads: int | None = None

@@ -19,10 +19,10 @@ from zoo.registry import register_mixer
 class MLAConfig:
     """Options of multi-head latent attention; None scales with the model.
 
-    n_heads: None for the model's; kv_rank (d_c): None for D/2; q_rank (d'_c): None for 2D/3, rounded to a
-    multiple of 8; rope_dim (d_R): width of the rotary part, None for half a head (even, at least 2), 0 for no
-    positions; rope_base: base of rotary positions; rope_keys: "shared", one rotary key a token for all heads, or
-    "per_head", one for each, which the cache then holds.
+    n_heads: heads H (None: the model's); kv_rank: d_c, width of the latent of keys and values (None: D/2); q_rank:
+    d'_c, width of the queries' latent (None: 2D/3, rounded to a multiple of 8); rope_dim: d_R, width of a head's rotary
+    part (None: half a head, even, at least 2; 0: no positions); rope_base: base of rotary positions; rope_keys:
+    "shared", one rotary key a token for all heads, or "per_head", one for each, which the cache then holds.
     """
 
     n_heads: int | None = None

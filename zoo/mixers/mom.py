@@ -22,12 +22,12 @@ UPDATES = ("gated_delta", "gated_linear", "linear")
 class MoMConfig:
     """Options of the mixture of memories.
 
-    n_heads: heads of every memory, None for a sixth of the model's (at least 1); head_width: None for heads that
-    together are a third of the model's width, so that five memories cost as much as attention (a multiple of 8);
-    n_memories: routed memories; top_k: how many of them a token writes to and reads; shared: one more memory that
-    every token uses, with weight 1; neg_eigval: β in (0, 2), see kda; aux_weight: weight of the balance loss;
-    update: how a memory changes, "gated_delta" (the gated delta rule), "gated_linear" (gated linear attention: without
-    the delta term) or "linear" (linear attention: neither decay nor β).
+    n_heads: heads of every memory (None: a sixth of the model's, at least 1); head_width: K, width of a head (None: a
+    multiple of 8 by which they are together a third of the model's width, so that five memories cost as much as
+    attention); n_memories: routed memories; top_k: how many of them a token writes to and reads; shared: one more
+    memory that every token uses, with weight 1; neg_eigval: β in (0, 2), as in kda; aux_weight: weight of the balance
+    loss; update: how a memory changes, "gated_delta" (the gated delta rule), "gated_linear" (gated linear attention:
+    without the delta term) or "linear" (linear attention: neither decay nor β).
     """
 
     n_heads: int | None = None

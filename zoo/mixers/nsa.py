@@ -24,11 +24,14 @@ from zoo.registry import register_mixer
 class NSAConfig:
     """Options of native sparse attention; None scales with the model and its configured length T.
 
-    n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
-    select_size: l', tokens of a block that is read in full (None: √T, rounded down to a power of two, 2 … 64);
-    block_size, stride: l and d, tokens of a compressed block and between the starts of two (None: l'/2 and l'/4, at
-    least 1); n_select: n, blocks that are read, {0, b−1, b} among them (None: T/4 tokens, 4 … 16 blocks);
-    window: w, tokens of the window, the current one included (None: T/8, at most 512); head_width: K (None: D/H).
+    n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
+    head_width: K, width of a head (None: D/H); rope_base: base of rotary positions; select_size: l', tokens of a block
+    that is read in full (None: √T, rounded down to a power of two, 2 … 64); block_size: l, tokens of a compressed block
+    (None: l'/2); stride: d, tokens from the start of a compressed block to that of the next (None: l'/4, at least 1);
+    n_select: n, blocks that are read in full: the first, the query's own b and the one before it, and those that score
+    highest (None: T/4 tokens, 4 … 16 blocks); window: w, tokens of the window, the current one included (None: T/8, at
+    most 512).
+
     From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
     """
 

@@ -30,10 +30,12 @@ TAPS = 3
 class PathFoxConfig:
     """Options of PaTH attention with forgetting.
 
-    n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rank: of the low-rank map to w (None: 32,
-    in models narrower than 256 an eighth of the width); householder: False leaves the forgetting transformer (FoX);
-    forget_gate: False leaves PaTH, and both False causal attention without positions; head_width: K
-    (None: D/H); forget_bias: b_f before training.
+    n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: as many as query heads);
+    head_width: K, width of a head (None: D/H); rank: rank of the low-rank map from x to w (None: 32, in models narrower
+    than 256 an eighth of the width); householder: PaTH's accumulated Householder transforms between query and key;
+    False leaves the forgetting transformer (FoX); forget_gate: the forget gate's logs, summed from key to query and
+    added to the score; False leaves PaTH, and both False causal attention without positions; forget_bias: b_f, the
+    forget gate's bias before training.
     """
 
     n_heads: int | None = None

@@ -33,14 +33,15 @@ CLIPPING = ("together", "each")
 class HyperConfig:
     """Options of every scheme with several streams.
 
-    n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
-    "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
-    the head reads the streams, "mean" or "learned" weights; expansion: how the embedding e becomes streams, "copy" or
-    "learned", x_i = g_i ⊙ e with gains g [n, D] that start at 1; warmup_factor, warmup_hold, warmup_ramp: α is
-    multiplied by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps;
-    warmup_share: both are shortened so that they take at most this share of the training (null: never); lr_scale: the
-    learning rate of coefficients over the model's; alpha: α at first; clip: the gradients of coefficients are clipped
-    "together", all of the model to one norm, or "each" sub-block's to its own.
+    n_streams: n, residual streams of a token; init: "identity" (the mean stream starts as the plain residual, and the
+    streams differ) or "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal);
+    readout: how the head reads the streams, "mean" or "learned" weights; expansion: how the embedding e becomes
+    streams, "copy" or "learned", x_i = g_i ⊙ e with gains g [n, D] that start at 1; alpha: value before training of the
+    learned factors α of what coefficients take from x; warmup_factor: what α is multiplied by in the first warmup_hold
+    steps; warmup_hold: steps in which α is multiplied by warmup_factor; warmup_ramp: steps after them in which that
+    factor rises linearly to 1; warmup_share: warmup_hold and warmup_ramp are shortened so that they take at most this
+    share of the training (null: never); lr_scale: the learning rate of coefficients over the model's; clip: the
+    gradients of coefficients are clipped "together", all of the model to one norm, or "each" sub-block's to its own.
     """
 
     n_streams: int = 4

@@ -13,7 +13,10 @@ from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 
 @dataclass
 class MHCConfig(HyperConfig):
-    """iters: Sinkhorn-Knopp iterations, each over columns and then rows; the rest as in HyperConfig."""
+    """iters: Sinkhorn-Knopp iterations, each over columns and then rows.
+
+    The rest as in HyperConfig.
+    """
 
     iters: int = 20
 

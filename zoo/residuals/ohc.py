@@ -19,9 +19,12 @@ from zoo.residuals.path_gain import CappedConfig, CappedResidual
 
 @dataclass
 class OHCConfig(CappedConfig):
-    """cayley_scale: factor of A before the Cayley map; inverse: of I + A, "exact" or "neumann", a series that is no
-    rotation and diverges where ‖A‖ reaches 1; neumann_terms: its highest power, better an even one; the rest as in
-    CappedConfig and HyperConfig."""
+    """cayley_scale: factor of A before the Cayley map; inverse: how I + A is inverted, "exact" or "neumann", a series
+    whose H_res is no rotation and diverges where ‖A‖ reaches 1; neumann_terms: highest power of that series, better an
+    even one.
+
+    The rest as in CappedConfig and HyperConfig.
+    """
 
     cayley_scale: float = added(1.0, before=1.0)
     inverse: str = added("exact", before="exact")

@@ -25,7 +25,10 @@ from zoo.residuals.hyper_connections import Coefficients, HyperConfig, HyperResi
 @dataclass
 class CappedConfig(HyperConfig):
     """gain: the most that the way through H_res(x) may add to the norm of a gradient, in each sub-block, as a share of
-    it (null: no limit); the rest as in HyperConfig."""
+    it (null: no limit).
+
+    The rest as in HyperConfig.
+    """
 
     gain: float | None = added(0.1, before=None)
 

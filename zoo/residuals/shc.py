@@ -22,7 +22,10 @@ START_STD = 0.01
 @dataclass
 class SHCConfig(CappedConfig):
     """k: rotations in the mixture; factorise: vectors a token that are carried between layers instead of n (0:
-    all n, as they are); the rest as in CappedConfig and HyperConfig."""
+    all n, as they are).
+
+    The rest as in CappedConfig and HyperConfig.
+    """
 
     k: int = 2
     factorise: int = 0
