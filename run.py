@@ -8,7 +8,7 @@ from experiments.system import interrupts
 
 
 def report(config) -> None:
-    """Compare the runs of an experiment on one HTML page."""
+    """Compare the runs of an experiment on one HTML page. Raises UserError where its runs cannot be read."""
     with interrupts.loading():
         from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
@@ -22,7 +22,10 @@ def report(config) -> None:
 
 
 def publish(config) -> None:
-    """Write a study's tables and figures, with its verdict if any, into RESULTS/published/EXPERIMENT, to commit."""
+    """Write a study's tables and figures, with its verdict if any, into RESULTS/published/EXPERIMENT, to commit.
+
+    Raises UserError where the runs cannot be read or a part of what is published is missing.
+    """
     from analysis import ResultsError, load_results
     from analysis.block_verdict.verdict_page import FOLDER, publish_verdict
     from analysis.publishing.publish import Publication, publish
@@ -53,7 +56,8 @@ def claims(config) -> None:
     """Judge what the source documents claim by measurements made now, published tables and finished runs.
 
     All claims: their ledger goes to RESULTS/published. Chosen ones (claims=[...]): their numbers are printed, and
-    compared with the published ledger unless runs are given.
+    compared with the published ledger unless runs are given. Raises RunFailed for a number outside its published
+    interval, UserError for claims that there are not and for tables or runs that cannot be read.
     """
     with interrupts.loading():
         from analysis import ResultsError, ledger, load_results
@@ -81,7 +85,10 @@ def claims(config) -> None:
 
 
 def headlines(config) -> None:
-    """Judge the papers' headlines by the published studies, and write their table into RESULTS/published."""
+    """Judge the papers' headlines by the published studies, and write their table into RESULTS/published.
+
+    Raises UserError for tables that cannot be read or written.
+    """
     with interrupts.loading():
         from analysis import ResultsError, headlines
     from experiments.system.paths import ROOT
@@ -144,7 +151,7 @@ def list_figures(config) -> None:
 
 
 def write_verdict(config) -> None:
-    """Write the report of what a verdict trained, and the verdict's page."""
+    """Write the report of what a verdict trained, and the verdict's page. Raises UserError where tables are missing."""
     from analysis import ResultsError, load_results, write_report
     from analysis.block_verdict.verdict_page import lines, write_verdict
     from experiments.jobs.verdict import named

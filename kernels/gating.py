@@ -13,7 +13,7 @@ def gated(o: Tensor, logits: Tensor | None) -> Tensor:
 
         ō = ȳ ⊙ σ(l),   l̄ = ȳ ⊙ o ⊙ σ(l) ⊙ (1 − σ(l)) = ȳ ⊙ y ⊙ (1 − σ(l))
 
-    o, logits  one shape, any floating dtypes
+    o, logits  [..., K], one shape, any floating dtypes
     """
     return o if logits is None else _Gated.apply(o, logits)
 

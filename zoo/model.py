@@ -239,7 +239,7 @@ def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageMo
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
-def on_paper(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+def on_fake_tensors(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
     """The model of CPU tensors without storage, inside a `FakeTensorMode`: what it computes has the sizes that it has.
 
     On the meta device tensors are never recomputed and autocast does nothing; here both are as on a device.

@@ -22,12 +22,12 @@ _NAME = "__sharded__"
 
 
 def marker(name: str, x: Tensor) -> dict[str, Any]:
-    """Return what stands in rest.pt in the place of a sharded tensor: its name, whole shape and dtype."""
+    """Return the placeholder in rest.pt for a sharded tensor x [...]: its name, whole shape and dtype."""
     return {_NAME: name, "shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
 
 
 def read_rest(folder: Path) -> dict[str, Any]:
-    """A checkpoint with markers in the place of its sharded tensors. Raises OSError for a file of the wrong size."""
+    """Return a checkpoint with placeholders for its sharded tensors. Raises OSError for a file of the wrong size."""
     for name, size in json.loads((folder / INDEX).read_text(encoding="utf-8")).items():
         if (folder / name).stat().st_size != size:
             raise OSError(f"{folder / name} does not have the {size} bytes that were written")
@@ -35,7 +35,7 @@ def read_rest(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, found: Any, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
-    """`found`, part of what `read_rest` gave, with tensors for its markers.
+    """Return `found`, a part of what `read_rest` returned, with its placeholders replaced by tensors.
 
     empty: shape, dtype -> the tensor that is read into: a whole one, or a DTensor, of which only the own part is read.
     """

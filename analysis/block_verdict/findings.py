@@ -62,7 +62,7 @@ def _end(ratio: float) -> str:
 
 def contract_sentence(tables: VerdictTables) -> str:
     """Return the sentence on the contracts."""
-    rows, broken = tables.contracts, tables.condemned
+    rows, broken = tables.contracts, tables.broken_contracts
     if rows.empty:
         return "Its contracts were not checked yet."
     if broken.empty:

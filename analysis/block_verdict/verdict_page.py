@@ -22,9 +22,9 @@ from analysis.block_verdict.findings import (
     count_findings,
     speed_findings,
 )
-from analysis.block_verdict.inside import METHOD, inside
-from analysis.block_verdict.learned import TESTS, learned_findings
 from analysis.block_verdict.limitations import limitations
+from analysis.block_verdict.loss_findings import TESTS, learned_findings
+from analysis.block_verdict.probe_findings import METHOD, inside
 from analysis.block_verdict.verdict_tables import FOLDER, RECORD, TABLES, VerdictTables, read_verdict_tables
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.loading.results import Results
@@ -40,7 +40,7 @@ _HEADINGS = {
 }
 
 
-class Beside(NamedTuple):
+class ComparisonFindings(NamedTuple):
     """Findings beside one model, by heading."""
 
     peer: str
@@ -59,7 +59,7 @@ class Page(NamedTuple):
     source: str
     contracts: str
     broken: list[str]
-    beside: list[Beside]
+    beside: list[ComparisonFindings]
     tests: str
     inside: list[str]
     method: str
@@ -79,8 +79,8 @@ def gather(tables: VerdictTables, results: Results | None) -> Page:
         str(block.get("title", "")),
         str(block.get("source", "")),
         contract_sentence(tables),
-        broken_sentences(tables.condemned),
-        [Beside(peer, _grouped(findings, peer)) for peer in tables.peers] if findings else [],
+        broken_sentences(tables.broken_contracts),
+        [ComparisonFindings(peer, _grouped(findings, peer)) for peer in tables.peers] if findings else [],
         TESTS if learned else "",
         probed,
         METHOD if probed else "",

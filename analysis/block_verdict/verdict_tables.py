@@ -57,7 +57,7 @@ class VerdictTables(NamedTuple):
         return [name for name in self.models if name != self.name]
 
     @property
-    def condemned(self) -> pd.DataFrame:
+    def broken_contracts(self) -> pd.DataFrame:
         """The rows of contracts that were broken."""
         return self.contracts[self.contracts["failed"] > 0]
 

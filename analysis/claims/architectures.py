@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis.headlines.differences import GAP, ahead, study_of
-from analysis.ledger.entries import Claim, Part
+from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence, Missing, row_check
 from analysis.ledger.rules import GPU, Check, Contradiction, Lack, Needed, about, at_least, at_most
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from analysis.figures import mutual_information
-from analysis.ledger.entries import Claim, Part
+from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence, only, seeds_check
 from analysis.ledger.rules import (
     GPU,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis.ledger.entries import Claim, Part
+from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence, origin, seeds_check
 from analysis.ledger.rules import TRAINING, Check, Contradiction, Lack, about, at_least, at_most
 from analysis.ledger.studies import summary_rows

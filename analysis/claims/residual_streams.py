@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from analysis.ledger.entries import Claim, Part
+from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence, row_check, seeds_check
 from analysis.ledger.rules import GPU, Check, Contradiction, Lack, about, at_least, at_most
 from analysis.ledger.studies import after_last_layer, at_best_rate, gradient_ratio

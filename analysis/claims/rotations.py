@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.ledger.entries import Claim, Part
+from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.rules import Contradiction, about, at_least, at_most
 

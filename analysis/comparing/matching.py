@@ -32,11 +32,10 @@ _PLAIN = {"residual": "add", "channel": "swiglu"}
 
 
 def deviations(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return by label matched_with, the label it is compared with, the shares MARKS by which it is more or less
-    (the farthest of the three states, of a task the one at its length; empty where unknown), and marks, those of the
-    shares above MATCHED.
+    """Return a table by label: matched_with, the label that a model is compared with; relative differences; marks.
 
-    Values are empty for a model without any other to compare with.
+    The relative differences have the names in MARKS (of the three states the largest, of a task the one at its length;
+    empty where unknown); marks are the signs of those above MATCHED. All is empty where nothing can be compared with.
     """
     models = runs.drop_duplicates("label").set_index("label")
     sizes = models[["parameters_non_embedding", "flops_forward", *STATES, *STATE_OF_TASK]].astype("float64")
@@ -86,7 +85,7 @@ def marked(label: str, marks: str) -> str:
     return f"{label} {marks}" if marks else label
 
 
-def bare(label: str) -> str:
+def without_marks(label: str) -> str:
     """Remove the marks from a label."""
     return label.rstrip("".join(MARKS.values())).rstrip()
 
@@ -152,10 +151,10 @@ def order(marks: str) -> str:
 def caveats(runs: pd.DataFrame) -> list[str]:
     """Caveats about models that are not matched in size, and what their widths were solved for."""
     text = explanation(deviations(runs), runs)
-    return [f"{asked(runs)}{text[0].lower()}{text[1:]}"] if text else []
+    return [f"{match_text(runs)}{text[0].lower()}{text[1:]}"] if text else []
 
 
-def asked(runs: pd.DataFrame) -> str:
+def match_text(runs: pd.DataFrame) -> str:
     """Name what the runs' widths were solved for: "widths solved for equal params (match=params); "; "" if unknown."""
     known = runs[["match", "match_length"]].drop_duplicates()
     if known["match"].isna().all():

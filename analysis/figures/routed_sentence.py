@@ -13,10 +13,10 @@ from analysis.figure_entry import Entry
 from analysis.loading.blocks import plural
 from analysis.loading.results import Results
 from analysis.loading.routing import (
+    most_informative_heads,
     place_title,
     sentence_routes,
     spaced_layers,
-    telling_heads,
     which_heads,
 )
 from analysis.plotting.captions import provenance_text, sentence_text
@@ -49,7 +49,7 @@ def table(results: Results) -> pd.DataFrame:
 
     choices: how many there are. Of more than MOST only those that get most of these tokens are in the table.
     """
-    rows = telling_heads(spaced_layers(sentence_routes(results, LONGEST), LAYERS))
+    rows = most_informative_heads(spaced_layers(sentence_routes(results, LONGEST), LAYERS))
     rows = rows.assign(choices=int(rows["choice"].max()) + 1)
     rows = rows[rows["taken"]]
     counts = rows.groupby(["layer", "choice"]).size()

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
 from analysis.loading.routing import (
+    most_informative_heads,
     place_title,
     sentence_routes,
     spaced_layers,
-    telling_heads,
     which_heads,
 )
 from analysis.plotting.captions import provenance_text, sentence_text
@@ -45,8 +45,8 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: all choices for LONGEST tokens of one head (`telling_heads`) in each of at most LAYERS layers."""
-    rows = telling_heads(spaced_layers(sentence_routes(results, LONGEST), LAYERS))
+    """Make the table: all choices for LONGEST tokens of a head (`most_informative_heads`) in at most LAYERS layers."""
+    rows = most_informative_heads(spaced_layers(sentence_routes(results, LONGEST), LAYERS))
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 

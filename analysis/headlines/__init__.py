@@ -9,7 +9,7 @@ A headline is a `Headline` in ``HEADLINES`` of a file of analysis/headlines/pape
 give its verdict.
 """
 
-from analysis.headlines.entries import Headline, Judged, judge_all, known_headlines
+from analysis.headlines.headline_entries import Headline, Judged, judge_all, known_headlines
 from analysis.headlines.table import lines, markdown, rows, write
 
 __all__ = ["Headline", "Judged", "judge_all", "known_headlines", "lines", "markdown", "rows", "write"]

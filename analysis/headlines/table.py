@@ -12,13 +12,13 @@ import pandas as pd
 
 from analysis.comparing.task_levels import levels_text
 from analysis.files import refuse_link, write_atomically, write_text
-from analysis.headlines.entries import NOT_RUN, Judged
+from analysis.headlines.headline_entries import NOT_RUN, Judged
 from analysis.ledger.ledger_page import interval, with_unit
 from analysis.ledger.ledger_rows import number_rows
 from analysis.ledger.rules import VERDICTS
 from analysis.ledger.write import DIGITS
 from analysis.report.markdown import escape, table
-from analysis.report.tables import Field
+from analysis.report.report_columns import Field
 
 TABLE, NUMBERS, PAGE = "headlines.csv", "headline_numbers.csv", "headlines.md"
 

@@ -7,7 +7,7 @@
 The claims are files in analysis/claims; `rules` says how a verdict follows from numbers.
 """
 
-from analysis.ledger.entries import Claim, chosen, known_claims
+from analysis.ledger.claim_entries import Claim, chosen, known_claims
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.judge import Entry, judge
 from analysis.ledger.ledger_page import lines

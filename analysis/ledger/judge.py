@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.ledger.entries import Claim
+from analysis.ledger.claim_entries import Claim
 from analysis.ledger.evidence import Evidence, Missing
 from analysis.ledger.rules import FAILS, INCONCLUSIVE, OPEN, Check, Contradiction, Lack, verdict
 

@@ -11,7 +11,7 @@ from analysis.ledger.ledger_rows import where
 from analysis.ledger.rules import SHOWN, VERDICTS, Check
 from analysis.report.markdown import escape, table
 from analysis.report.rendering import environment
-from analysis.report.tables import Field
+from analysis.report.report_columns import Field
 
 
 class NumberRow(NamedTuple):

@@ -153,7 +153,7 @@ def records(results: Results) -> list[str | None]:
 
 def interrupted(results: Results) -> list[str]:
     """Return experiment/run of runs whose last probe pass did not finish: their tables may mix two passes."""
-    found = zip(results.homes(), records(results), results.runs.itertuples(), strict=True)
+    found = zip(results.run_folders(), records(results), results.runs.itertuples(), strict=True)
     return [
         f"{run.experiment}/{run.run}"
         for home, record, run in found

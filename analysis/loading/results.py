@@ -104,7 +104,7 @@ class Results:
         metrics = self.metrics[known].reset_index(drop=True)
         return replace(self, runs=runs, metrics=metrics, tables={})
 
-    def homes(self) -> list[Path | None]:
+    def run_folders(self) -> list[Path | None]:
         """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""
         found = self.runs[["experiment", "run", "folder"]].itertuples(index=False)
         return [None if (one.experiment, one.run) in self.exported else Path(one.folder) for one in found]
@@ -115,7 +115,7 @@ class Results:
         Those that are there and cannot be read are named in `problems` from then on.
         """
         found: list[str | None] = []
-        for home, run in zip(self.homes(), self.runs.itertuples(), strict=True):
+        for home, run in zip(self.run_folders(), self.runs.itertuples(), strict=True):
             text = None
             try:
                 text = home and read_text(home, file, LONGEST, errors="replace")

@@ -66,7 +66,7 @@ def spaced_layers(rows: pd.DataFrame, most: int) -> pd.DataFrame:
     return rows[rows["layer"].isin([found[place] for place in places])]
 
 
-def telling_heads(rows: pd.DataFrame) -> pd.DataFrame:
+def most_informative_heads(rows: pd.DataFrame) -> pd.DataFrame:
     """Select in each layer of `sentence_routes` the head whose probabilities tell the tokens apart best.
 
     Σ_c of h(mean_t p_tc) − mean_t h(p_tc) with h(p) = −p·ln p, in nats: the information in the token's place about a
@@ -87,7 +87,7 @@ def place_title(rows: pd.DataFrame) -> str:
 
 
 def which_heads(table: pd.DataFrame) -> str:
-    """Return the sentence of a caption on what `telling_heads` selected; "" where there is one head."""
+    """Return the sentence of a caption on what `most_informative_heads` selected; "" where there is one head."""
     several = "In each layer the head whose probabilities tell these tokens apart best. "
     return several if table["heads"].iloc[0] > 1 else ""
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from analysis.number_checks.check import check
-from analysis.number_checks.tables import Tables
+from analysis.number_checks.published_tables import Tables
 
 
 def main(names: list[str], root: Path) -> int:

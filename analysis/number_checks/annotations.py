@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Written:
+class NumberInText:
     """A number in the text: as written, its line, and whether a per cent sign follows."""
 
     text: str
@@ -78,7 +78,7 @@ def _without_comments(text: str) -> str:
     return COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
 
 
-def quoted(text: str, mark: Mark, line: Line) -> list[Written]:
+def quoted(text: str, mark: Mark, line: Line) -> list[NumberInText]:
     """Return the numbers at the quote's `#`. Raises ResultsError unless the quote occurs exactly once."""
     before, start = prose(text, mark)
     pieces = [r"\s+".join(map(re.escape, piece.split(" "))) for piece in line.quote.split("#")]
@@ -92,7 +92,7 @@ def quoted(text: str, mark: Mark, line: Line) -> list[Written]:
     ]
 
 
-def table_rows(text: str, mark: Mark) -> list[tuple[str, list[Written]]]:
+def table_rows(text: str, mark: Mark) -> list[tuple[str, list[NumberInText]]]:
     """Yield first cell and numbers of each row of the last Markdown table before a mark.
 
     Raises ResultsError where there is none below the heading.
@@ -148,8 +148,8 @@ def _split(line: str, number: int) -> list[str]:
         raise ResultsError(f"line {number}: {error}: {line.strip()}") from error
 
 
-def _written(text: str, start: int, end: int) -> Written:
-    return Written(text[start:end], _line_of(text, start), re.match(r"\s*%", text[end:]) is not None)
+def _written(text: str, start: int, end: int) -> NumberInText:
+    return NumberInText(text[start:end], _line_of(text, start), re.match(r"\s*%", text[end:]) is not None)
 
 
 def _line_of(text: str, place: int) -> int:

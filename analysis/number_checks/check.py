@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.errors import ResultsError
-from analysis.number_checks.annotations import Line, Mark, Written, marks, quoted, table_rows
+from analysis.number_checks.annotations import Line, Mark, NumberInText, marks, quoted, table_rows
+from analysis.number_checks.published_tables import Tables, Unavailable
 from analysis.number_checks.queries import evaluate
-from analysis.number_checks.tables import Tables, Unavailable
 
 RELATIONS = {
     "=": lambda a, b: math.isclose(a, b, rel_tol=1e-9),
@@ -87,7 +87,7 @@ def _check_rows(name: str, text: str, mark: Mark, table: pd.DataFrame, outcome: 
 
 
 def _compare(
-    name: str, written: Written, words: list[str], shared: tuple[str, ...], mark: Mark, table: pd.DataFrame,
+    name: str, written: NumberInText, words: list[str], shared: tuple[str, ...], mark: Mark, table: pd.DataFrame,
     outcome: Outcome,
 ) -> None:  # fmt: skip
     """Compare one number with one expression and record the result."""

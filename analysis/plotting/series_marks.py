@@ -13,13 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from analysis.comparing.matching import bare
+from analysis.comparing.matching import without_marks
 from analysis.plotting.style import SeriesStyle
 
 
 def series_key(label: object) -> str:
     """Return the key of a series on a page: part of a hash of its label without marks."""
-    return hashlib.sha256(bare(str(label)).encode("utf-8", "replace")).hexdigest()[:8]
+    return hashlib.sha256(without_marks(str(label)).encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def mark_series(figure: Figure, styles: Mapping[str, SeriesStyle]) -> None:

@@ -21,7 +21,7 @@ from matplotlib.colors import is_color_like, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from analysis.comparing.matching import bare
+from analysis.comparing.matching import without_marks
 from analysis.files import write_atomically
 
 WIDTH = 5.0
@@ -127,7 +127,7 @@ def table_styles(table: pd.DataFrame, column: str = "label") -> dict[str, Series
 
 def _unmarked(series: tuple[str, str | None]) -> str:
     """Return the sort key of a series: its label without marks, so that a mark does not change its shade."""
-    return bare(str(series[0]))
+    return without_marks(str(series[0]))
 
 
 def _shade(color: str, place: int, count: int) -> str:

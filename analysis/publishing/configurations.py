@@ -42,7 +42,7 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
     """
     stored = {folder: read(folder) for folder in dict.fromkeys(results.exported.values())}
     configs, identities, unreadable = {}, {}, []
-    for home, row in zip(results.homes(), results.runs.itertuples(), strict=True):
+    for home, row in zip(results.run_folders(), results.runs.itertuples(), strict=True):
         try:
             if home is None:
                 found = _stored(stored[results.exported[row.experiment, row.run]], row.run)

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.errors import ResultsError
 from analysis.files import write_text
-from analysis.loading.probe_tables import TABLES, interrupted, records
+from analysis.loading.probe_tables import interrupted, records
 from analysis.loading.results import Results
 from analysis.loading.safe_read import read_text
 from analysis.units import listing
@@ -138,11 +138,6 @@ def _pass(run: str, record: dict[str, Any]) -> Pass:
         record.get("commit"),
         record.get("dirty"),
     )
-
-
-def has_tables(results: Results) -> bool:
-    """Return whether these runs have tables of job=probe (training curves of probes do not count)."""
-    return any(not results.table(name).empty for name in TABLES if name != "training")
 
 
 def origins(results: Results, source: str) -> list[str]:

@@ -1,8 +1,11 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-content.py   the content of a report, gathered once; summary.py: its sentences (the first: analysis.comparing.answer)
-tables.py    the columns of its tables;  layouts.py: quality and balance of named layouts
-page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
+content.py         the content of a report, gathered once
+summary.py         its sentences (the first: analysis.comparing.answer)
+report_columns.py  the columns of its tables;  layouts.py: quality and balance of named layouts
+samples.py         continuations side by side;  task_page.py: a row a model and a column a synthetic task
+page.py            content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
+rendering.py       what their templates share;  inline_svg.py: figures inside index.html
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from analysis.files import refuse_link, remove_partials, write_atomically, write
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
-from analysis.report.tables import BALANCE, QUALITY, rows
+from analysis.report.report_columns import BALANCE, QUALITY, rows
 
 
 def write_report(

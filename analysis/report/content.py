@@ -20,8 +20,8 @@ from analysis.loading.results import Results
 from analysis.plotting.style import series_styles
 from analysis.report import summary
 from analysis.report.layouts import Layouts, layouts
+from analysis.report.report_columns import Field, comparison, run_fields
 from analysis.report.samples import Samples, samples
-from analysis.report.tables import Field, comparison, run_fields
 from analysis.report.task_page import TaskPage, task_page
 
 

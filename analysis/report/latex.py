@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis import units
-from analysis.report.tables import Field
+from analysis.report.report_columns import Field
 
 SPECIAL = {
     "\\": r"\textbackslash{}",

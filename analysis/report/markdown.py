@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.report.content import Content
 from analysis.report.rendering import environment
-from analysis.report.tables import Field
+from analysis.report.report_columns import Field
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$&!])")
 

@@ -10,7 +10,7 @@ from analysis.plotting.series_marks import series_key
 from analysis.report.content import Content
 from analysis.report.inline_svg import inline
 from analysis.report.rendering import environment
-from analysis.report.tables import sort_key
+from analysis.report.report_columns import sort_key
 
 
 def render(content: Content) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis import units
-from analysis.report import summary, tables
+from analysis.report import report_columns, summary
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
@@ -26,14 +26,14 @@ def environment(*, autoescape: bool) -> Environment:
         "engineering": units.engineering,
         "memory": units.memory,
         "percent": units.percent,
-        "text": tables.text,
-        "rows": tables.rows,
+        "text": report_columns.text,
+        "rows": report_columns.rows,
     }
     jinja.globals |= {
-        "QUALITY": tables.QUALITY,
-        "BALANCE": tables.BALANCE,
-        "MACHINES": tables.MACHINES,
-        "VERSIONS": tables.VERSIONS,
+        "QUALITY": report_columns.QUALITY,
+        "BALANCE": report_columns.BALANCE,
+        "MACHINES": report_columns.MACHINES,
+        "VERSIONS": report_columns.VERSIONS,
         "count": summary.count,
     }
     return jinja

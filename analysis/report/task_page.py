@@ -22,7 +22,7 @@ from analysis.comparing.task_table import (
 from analysis.errors import NoData
 from analysis.loading.results import Results
 from analysis.plotting.style import table_styles
-from analysis.report.tables import Field
+from analysis.report.report_columns import Field
 from analysis.significance.intervals import estimate
 from analysis.units import listing
 

@@ -3,6 +3,7 @@
 spread.py         deviations over seeds: pooled over models, or each one's own;  many_to_one.py: all against a baseline
 ranks.py          which places a model may have;  sample_size.py: seeds that a difference needs, correlation by seed
 documents.py      what the choice of the test documents adds;  distributions.py, dunnett.py: Student's t and its kin
+intervals.py      means with intervals over seeds;  power_law.py: exponents of a loss against size
 
 A sample is what the seeds of one model gave, [n]; models may have different numbers of seeds, and one is enough where
 others have more. What holds for all models of a family together holds with the family's confidence, 95 %.

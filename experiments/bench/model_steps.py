@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +33,15 @@ class TrainingStep:
     def set_recompute(self, mode: str) -> None:
         """From now on, recompute as this mode does."""
         self.model.recompute = Recompute(mode, self.config.trainer.recompute_block)
+
+    def recomputing(self, mode: str) -> Callable[[], None]:
+        """Return a call that takes a step under a mode of recomputation, which stays set."""
+
+        def call() -> None:
+            self.set_recompute(mode)
+            self()
+
+        return call
 
     def loss(self) -> Tensor:
         """The training loss, with its graph."""

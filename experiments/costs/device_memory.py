@@ -18,7 +18,7 @@ from experiments.costs.live_bytes import LiveBytes
 from experiments.parallel.group import pick_device, pick_precision
 from zoo.context import Context
 from zoo.interfaces import set_step
-from zoo.model import LanguageModel, on_paper
+from zoo.model import LanguageModel, on_fake_tensors
 from zoo.recompute import Recompute
 
 FOOTNOTE = (
@@ -94,7 +94,7 @@ def device_memory(config: Config) -> DeviceMemory:
 def _model(config: Config) -> LanguageModel:
     """The model as it is for most of its training."""
     seq_len = config.data.seq_len
-    model = on_paper(config.model, vocab_size=config.nominal_vocabulary, seq_len=seq_len).train()
+    model = on_fake_tensors(config.model, vocab_size=config.nominal_vocabulary, seq_len=seq_len).train()
     set_step(model, LATE_STEP)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model

@@ -6,7 +6,7 @@ from experiments.data.corpus import Corpus, Split, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
 from experiments.data.task_registry import TASKS
 from experiments.data.task_set import Sequences, TaskSet, task_label
-from experiments.data.tokenization import TOKENIZERS
+from experiments.data.tokenizer_kinds import TOKENIZERS
 
 __all__ = [
     "SOURCES",

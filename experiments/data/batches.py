@@ -161,7 +161,7 @@ def state_after(*words: int) -> int:
     return state
 
 
-def going_on(state: int, words: np.ndarray) -> np.ndarray:
+def extend_hash(state: int, words: np.ndarray) -> np.ndarray:
     """`counter_hash` of the words that led to a state and of each of these: int64 in [0, 2^62)."""
     return (_splitmix(words.astype(np.uint64) ^ np.uint64(state)) & _MASK_62).astype(np.int64)
 

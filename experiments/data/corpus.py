@@ -20,7 +20,7 @@ from experiments.data.config import PACKS, DataConfig, resolve_task
 from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
 from experiments.data.task_registry import TASKS
 from experiments.data.task_set import TaskSet
-from experiments.data.tokenization import TOKENIZERS, pieces
+from experiments.data.tokenizer_kinds import TOKENIZERS, pieces
 from zoo.errors import UserError, unknown
 from zoo.tokenization import Tokenizer, from_json
 

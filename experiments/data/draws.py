@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from experiments.data.batches import going_on, state_after
+from experiments.data.batches import extend_hash, state_after
 
 _BITS = 62
 _STANDARD = NormalDist()
@@ -27,7 +27,7 @@ class Draws:
         """So many integers in [0, 2^62), int64."""
         places = np.arange(self._used, self._used + count)
         self._used += count
-        return going_on(self._state, places)
+        return extend_hash(self._state, places)
 
     def below(self, limit: int, count: int) -> np.ndarray:
         """Integers in [0, limit), int64 [count], independent and equally likely (to limit/2^62)."""

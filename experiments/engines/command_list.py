@@ -61,7 +61,7 @@ class CommandList(Engine):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def farewell(self, left: int) -> str:
+    def detached_message(self, left: int) -> str:
         """Say where the commands are, and how many, with those of cells that are complete or of earlier sweeps."""
         files = ", ".join(f"{file} ({count} lines)" for file, count in self.lines.items())
         return (

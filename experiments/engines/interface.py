@@ -61,7 +61,7 @@ class Engine(ABC):
     def changed(self) -> list[Plan]:
         """Submitted cells whose state may be another one than before, ended ones too; waits a while for that."""
 
-    def farewell(self, left: int) -> str:
+    def detached_message(self, left: int) -> str:
         """Return the line to print where so many cells are not waited for."""
         return f"{left} cells submitted; without sweep.action=submit the same command waits for them"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import ray
 
+from experiments.engines.preloaded_worker import Ended, PreloadedWorker
 from experiments.engines.supervisor import Supervisor
-from experiments.engines.warm import Ended, Warm
 
 CHECK_S = 60.0
 """Seconds after which the actor checks again whether anybody needs it."""
@@ -24,7 +24,7 @@ class CellKilled(Exception):
     """The process of a cell was killed."""
 
 
-_warm: Warm | None = None
+_worker: PreloadedWorker | None = None
 """Of this worker process of Ray's, which one task after another uses."""
 
 
@@ -33,12 +33,12 @@ def train(supervisor: Any, record: str, workers: int, folder: str, threads: int)
 
     supervisor: the actor that owns this task. Raises CellKilled where that process was killed, so that Ray tries again.
     """
-    global _warm
+    global _worker
     supervisor.begin.remote(record)
     os.chdir(folder)
-    if _warm is None or not _warm.alive or _warm.threads != threads:
-        _warm = Warm(threads)
-    status, why = _warm.train(Path(record), workers)
+    if _worker is None or not _worker.alive or _worker.threads != threads:
+        _worker = PreloadedWorker(threads)
+    status, why = _worker.train(Path(record), workers)
     if status is None:
         raise CellKilled(why)
     return status, why

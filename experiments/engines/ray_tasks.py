@@ -11,9 +11,9 @@ from typing import Any
 
 from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
+from experiments.engines.preloaded_worker import Ended
 from experiments.engines.ray_connection import connect, refuse_what_no_node_has
 from experiments.engines.supervisor import RUNNING, WAITING, Lease
-from experiments.engines.warm import Ended
 from experiments.planning.plan import Plan
 from zoo.errors import UserError
 

@@ -9,13 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from experiments.engines.warm import Ended
+from experiments.engines.preloaded_worker import Ended
 
 WAITING, RUNNING = "waiting", "running"
 """Of a task: Ray has no place for it yet; it has begun."""
 
 Lease = tuple[str, float]
-"""A command, and the seconds for which it counts as there if it asks no more: a killed one says no farewell."""
+"""A command, and the seconds for which it counts as there if it asks no more: a killed one says no detached_message."""
 
 
 class Supervisor(ABC):

@@ -20,7 +20,7 @@ from experiments.planning.checks import check_measures, check_probe
 from experiments.probing import probe_tables
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
-from experiments.probing.stream_rank import stream_rank
+from experiments.probing.rank_message import stream_rank
 from experiments.runs.folders import FAILURE, RunFailed, RunFolder
 from experiments.system import interrupts
 from experiments.system.progress import Bar

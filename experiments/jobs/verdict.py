@@ -27,7 +27,7 @@ def run_sweep(configs: list[Config]) -> None:
     its losses would mean nothing.
     """
     with interrupts.loading():
-        from experiments.verdict import stages
+        from experiments.verdict import verdict_stages
         from experiments.verdict.verdict_models import find_block, models, nearest_relative
 
     configs = [named(config) for config in configs]
@@ -35,18 +35,18 @@ def run_sweep(configs: list[Config]) -> None:
     block = find_block(config.block)
     found = models(config.model, block, nearest_relative(block, config.verdict.relative))
     _check(configs, found)
-    folder = stages.open_verdict(config, block, found)
+    folder = verdict_stages.open_verdict(config, block, found)
     print(
         f"verdict on {block.name}, beside {' and '.join(name for name in found if name != block.name)}",
         flush=True,
     )
-    rows = stages.check_contracts(folder, block)
+    rows = verdict_stages.check_contracts(folder, block)
     broken = [row for row in rows if int(row["failed"])]
     print(f"contracts: {len(rows) - len(broken)} of {len(rows)} kept", flush=True)
     if broken:
         return
-    stages.measure_sizes(folder, config, found)
-    stages.measure_speeds(folder, config, found)
+    verdict_stages.measure_sizes(folder, config, found)
+    verdict_stages.measure_speeds(folder, config, found)
     print("sizes and speeds: measured", flush=True)
     _compare(configs, found)
     _probe(config)

@@ -90,7 +90,8 @@ def _chunk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets [B, length] from `done` tokens into the sequences on, and which are inside their sequence.
 
-    Behind the end of a sequence stands what follows it: no token sees a later one, and no chunk comes after.
+    A chunk is filled up with the tokens after a sequence's end: no token attends to a later one, and no chunk of that
+    sequence follows.
     """
     begin, end = (np.array(edge)[:, None] for edge in zip(*sequences, strict=True))
     index = begin + done + np.arange(length)

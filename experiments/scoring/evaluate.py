@@ -11,7 +11,7 @@ from typing import Any
 from experiments import data
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig
-from experiments.data.other_text import NamedSplit, read_splits
+from experiments.data.scoring_text import NamedSplit, read_splits
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs.folders import IDENTITY
 from experiments.runs.load_run import LoadedRun, load_corpus, load_run

@@ -122,7 +122,7 @@ class Sweep:
             self.engine.close()
             self.display.close()
         if self.left:
-            raise CellsLeft(self.engine.farewell(len(self.left)))
+            raise CellsLeft(self.engine.detached_message(len(self.left)))
         return self.failed
 
     def _submit(self, planned: Plan) -> None:

@@ -73,9 +73,10 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
 
 
 def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:
-    """The first outcome that a process tells, once all have ended; progress goes to the sink.
+    """Return the first outcome that a process reports, once all have ended; progress goes to the sink.
 
-    Where this process is told to make room, they are (`preemption`). folder: as in `messages.heard`.
+    Where this process is told to make room, it passes that on to them (`preemption`). folder: where records of
+    failures stand, as in `messages.parse`.
     """
     outcome: dict[str, Any] | None = None
     with preemption.passing_on():

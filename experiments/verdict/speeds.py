@@ -12,7 +12,7 @@ from experiments.bench.model_steps import TrainingStep, make_model, random_token
 from experiments.bench.suites.inference.calls import STEPS, decode_call, prefill_call
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device, pick_precision
-from experiments.verdict.sizes import matched
+from experiments.verdict.model_sizes import matched
 from zoo.config import ModelConfig
 
 COLUMNS = [*result_table.COLUMNS, "ratio_low", "ratio_high"]

@@ -16,7 +16,7 @@ from analysis.errors import NoData
 from analysis.loading.results import Results
 from analysis.report import latex, summary
 from analysis.report.layouts import layouts
-from analysis.report.tables import BALANCE, QUALITY, comparison, rows, run_fields, sort_key
+from analysis.report.report_columns import BALANCE, QUALITY, comparison, rows, run_fields, sort_key
 from analysis.report.task_page import task_page
 from support.recorded import flat
 from support.seen_figures import figure_lines

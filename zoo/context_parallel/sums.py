@@ -12,7 +12,7 @@ from zoo.context_parallel.shard import Shard
 
 
 def total(x: Tensor, shard: Shard) -> Tensor:
-    """Add up over ranks.
+    """Return the sum of x [...] over the ranks, in x's shape.
 
         forward     y = Σ_r x^(r)       all-reduce
         backward    x̄^(r) = ȳ           nothing to exchange: every rank computes the same loss from y, and so has ȳ

@@ -13,9 +13,9 @@ class Add(Residual):
     """x ← x + F(norm(x)), with x [B, T, D]."""
 
     def pre(self, x: Tensor) -> tuple[Tensor, None]:
-        """x itself, and no coefficients."""
+        """x [B, T, D] itself, and no coefficients."""
         return x, None
 
     def post(self, x: Tensor, z: Tensor, coefficients: None) -> Tensor:
-        """x + z."""
+        """x + z, [B, T, D]."""
         return x + z

@@ -5,8 +5,9 @@
     H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          `mixing` is each scheme's own
     y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
 
-Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training. Adam moves α
-and φ together, so that α·φ grows with the square of the learning rate: a rate above the model's own lets it run away.
+Coefficients are every token's own and computed in at least fp32. m rises from `warmup_factor` to 1 during training.
+Adam moves α and φ together, so that α·φ grows with the square of the learning rate: a rate above the model's own lets
+it run away.
 Source: hyper-connections (arXiv:2409.19606); mHC (arXiv:2512.24880), equations 5 and 7; the OrthGSA document.
 """
 
@@ -199,7 +200,7 @@ class HyperResidual(Residual):
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
-        """pre, post and res, for the probe event "streams"."""
+        """pre [B, T, n], post [B, T, n] and res [B, T, n, n], for the probe event "streams"."""
         return coefficients._asdict()
 
 

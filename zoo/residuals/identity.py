@@ -19,7 +19,7 @@ from zoo.residuals.hyper_connections import Coefficients, HyperConfig, HyperResi
     source="the control of the OrthGSA document's H_res",
 )
 class Identity(HyperResidual):
-    """H_res = I: x ← x + H_postᵀ·z. What a scheme gains on this it gains by mixing.
+    """H_res = I: x ← x + H_postᵀ·z. What another scheme gains over this one is due to its mixing.
 
     Everything else as in zoo.residuals.hyper_connections; α₂ has nothing to scale.
     """

@@ -1,7 +1,7 @@
 """Headlines on copying and stacks: a decay per channel against one per head."""
 
 from analysis.headlines.differences import beats
-from analysis.headlines.entries import Headline
+from analysis.headlines.headline_entries import Headline
 
 KIMI = "Kimi Linear (arXiv:2510.26692), section 5.1"
 RULE = "KDA: more right answers by a twentieth or more, with the whole interval, than with one decay a head"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from analysis.comparing.learned_tasks import LEARNED
 from analysis.headlines.differences import accuracy, ahead, beats, level, study_of
-from analysis.headlines.entries import Headline
+from analysis.headlines.headline_entries import Headline
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.rules import TRAINING, Check, Lack
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from analysis.headlines.differences import Judge, accuracy, accuracy_at, ahead, at_length, level, study_of
-from analysis.headlines.entries import Headline
+from analysis.headlines.headline_entries import Headline
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.rules import Check, Lack
 

@@ -1,7 +1,7 @@
 """Headlines on state tracking: negative eigenvalues, and positions that depend on the data."""
 
 from analysis.headlines.differences import beats
-from analysis.headlines.entries import Headline
+from analysis.headlines.headline_entries import Headline
 
 GRAZZI = "Grazzi et al. 2024 (arXiv:2411.12537)"
 PATH = "PaTH (arXiv:2505.16381) and FoX (arXiv:2503.02130)"

@@ -6,7 +6,6 @@ the peak of a whole step. ratio: the time without recomputing over this one's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -26,7 +25,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     device, d = pick_device(config.device), config.data
     model = make_model(config, config.model, d.seq_len, device)
     step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
-    times = timing.interleaved({mode: _under(mode, step) for mode in MODES}, config.bench.repeats, device)
+    times = timing.interleaved({mode: step.recomputing(mode) for mode in MODES}, config.bench.repeats, device)
     plain = timing.summary(times["none"])["milliseconds_median"]
     name, rows = label(config, letters_of(config.model)), []
     for mode in MODES:
@@ -37,17 +36,9 @@ def run(config: Config) -> list[dict[str, Any]]:
             "mode": "training step",
             "recompute": mode,
         }
-        row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
+        row["peak_memory_bytes"] = timing.peak_memory(step.recomputing(mode), device)
         step.set_recompute(mode)
         row["kept_bytes"] = saved_bytes(step.loss)
         tqdm.write(f"{result_table.format_row(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
         rows.append(row)
     return rows
-
-
-def _under(mode: str, step: TrainingStep) -> Callable[[], None]:
-    def call() -> None:
-        step.set_recompute(mode)
-        step()
-
-    return call

@@ -9,7 +9,8 @@ With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r =
               c = r·(p̄·raw)/K.
               Then a program has BK of the K numbers and a span of tokens, and from one reading of x
               x̄ = φᵀp̄ − c·x,   φ̄ = Σ p̄·xᵀ
-              and to x̄ is added, where the streams were handed on, what their next readers found.
+              and where the streams were passed on (`hand_on`), the gradient from the operations that read them next
+              is added to x̄.
               Sums over tokens are one part a span, and the parts are added in a fixed order
 
 Products keep fp32's digits on tensor cores: of 16-bit inputs as they are (TF32 holds them exactly), of fp32 ones

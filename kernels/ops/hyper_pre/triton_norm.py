@@ -5,8 +5,8 @@ A program holds whole rows of y, so that the norm costs no further reading. With
     forward   y = Σ_i h_i·x_i,  u = ŷ ⊙ γ; saved: the inputs alone, and y is not written
     backward  y and r again from x, and with w = ū ⊙ γ
               ȳ = r·(w − ŷ·mean(w·ŷ)),   x̄_i = h_i·ȳ,   h̄_i = Σ_d x_i·ȳ,   γ̄ = Σ ū ⊙ ŷ
-              To x̄ is added, where the streams were handed on, what their next readers found;
-              γ̄ is summed over a span of tokens a program, and the parts in a fixed order
+              Where the streams were passed on (`hand_on`), the gradient from the operations that read them next
+              is added to x̄; γ̄ is summed over a span of tokens a program, and the parts in a fixed order
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A program owns BT tokens and goes over their channels.
 
     forward   y = Σ_i h_i·x_i; saved: the inputs alone
-    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ; to x̄ is added, where the streams were handed
-              on, what their next readers found
+    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ; where the streams were passed on
+              (`hand_on`), the gradient from the operations that read them next is added to x̄
 
 With the norm that follows it holds whole rows (triton_norm.py).
 """

@@ -17,7 +17,7 @@ class AdaptiveK:
     """A rule v -> k, for v the population variance of I_ts/H^I over the keys that query t sees (0 for one key).
 
         none     k = base
-        seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v; never below 1.69·base
+        seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v, from base·(1 + 0.69·beta)
         inverse  k = clip(base·√(reference/v), least, most)               fewer keys where scores discriminate
 
     rounded to the nearest integer. For sigmoid scores 0 ≤ v ≤ ¼, of which `inverse` reaches both limits, and

@@ -15,7 +15,7 @@ def short_conv_torch(
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.short_conv` by k shifted products.
+    """Compute `kernels.short_conv` by k shifted products: x [B, T, D], weight [D, k] -> y [B, T, D], state [N, D, k−1].
 
     Without cu_seqlens: one axis a sequence. Packed: one axis for all, k−1 rows of state before every sequence.
     No shape depends on the values of cu_seqlens, so that both can be traced.

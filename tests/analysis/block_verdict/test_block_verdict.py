@@ -12,7 +12,7 @@ from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
-from analysis.block_verdict.inside import READINGS
+from analysis.block_verdict.probe_findings import READINGS
 from analysis.block_verdict.verdict_page import gather, publish_verdict, write_verdict
 from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from support.pretended_runs import model, pretended
 
-from analysis.block_verdict.learned import TESTS
+from analysis.block_verdict.loss_findings import TESTS
 from analysis.block_verdict.verdict_page import gather
 from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 

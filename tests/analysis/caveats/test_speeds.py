@@ -13,7 +13,7 @@ from analysis.caveats.comparison import caveats
 from analysis.caveats.speeds import conditions
 from analysis.comparing.comparison_table import compare
 from analysis.report import latex, summary
-from analysis.report.tables import COMPARISON, rows
+from analysis.report.report_columns import COMPARISON, rows
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 

@@ -136,5 +136,5 @@ def test_every_test_behind_a_claim_exists_and_every_command_is_of_the_program():
 
 
 def test_an_unknown_claim_is_refused():
-    with pytest.raises(ledger.entries.ResultsError, match="no claim 30; there are 1 to 29"):
+    with pytest.raises(ledger.claim_entries.ResultsError, match="no claim 30; there are 1 to 29"):
         ledger.chosen([1, 30])

@@ -9,10 +9,10 @@ import pytest
 from analysis import load_results, write_report
 from analysis.caveats.comparison import caveats
 from analysis.comparing.comparison_table import compare
-from analysis.comparing.matching import bare, deviations, explanation
+from analysis.comparing.matching import deviations, explanation, without_marks
 from analysis.gallery import draw, listed
 from analysis.report import latex
-from analysis.report.tables import COMPARISON, rows
+from analysis.report.report_columns import COMPARISON, rows
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 PARAMETERS, FLOPS = 200_000, 1.4e6
@@ -183,7 +183,7 @@ def test_a_series_over_depths_has_the_marks_of_all_its_models():
     legend = {text.get_text() for text in figure.legends[0].get_texts()}
     schemes = {f"transformer {scheme} †‡" for scheme in ("hc", "mhc", "ohc", "shc")}
     assert legend == {"transformer", *schemes}
-    assert {bare(text) for text in legend} == set(table["series"])
+    assert {without_marks(text) for text in legend} == set(table["series"])
     assert (
         "from transformer of the same depth: † parameters beside the embedding (transformer hc +24.5%"
         in caption

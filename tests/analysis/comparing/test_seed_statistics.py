@@ -11,7 +11,7 @@ from analysis import comparison_text, load_results
 from analysis.caveats.comparison import caveats
 from analysis.comparing.comparison_table import compare, interval_text, ranking_metric, with_final_validation
 from analysis.report import summary
-from analysis.report.tables import comparison
+from analysis.report.report_columns import comparison
 from analysis.significance.intervals import estimate, over_seeds
 
 

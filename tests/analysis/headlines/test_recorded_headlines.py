@@ -10,8 +10,8 @@ from support import recorded
 from support.pretended_runs import model, pretended
 
 from analysis.headlines.differences import ahead, at_length, beats, level
-from analysis.headlines.entries import core_minutes
-from analysis.ledger.entries import Claim
+from analysis.headlines.headline_entries import core_minutes
+from analysis.ledger.claim_entries import Claim
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.judge import judge
 from analysis.ledger.ledger_page import lines

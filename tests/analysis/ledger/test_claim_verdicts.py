@@ -257,7 +257,7 @@ def test_numbers_are_compared_with_the_first_published_ledger(tmp_path):
     again = [entry(checks=(HELD,), contradictions=())]
     assert ledger.against_published(again, places) == []
     assert ledger.against_published(again, places[2:]) == ["claim 1, a number: 1 lies outside 7 to 7"]
-    with pytest.raises(ledger.entries.ResultsError, match="job=claims alone writes it"):
+    with pytest.raises(ledger.claim_entries.ResultsError, match="job=claims alone writes it"):
         ledger.against_published(again, places[:1])
     nothing = [entry(checks=(), contradictions=())]
     assert ledger.against_published(nothing, places) == ["claim 1, a number: only in the published ledger"]

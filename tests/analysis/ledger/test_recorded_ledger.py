@@ -14,9 +14,9 @@ from support.seen_pages import page_lines
 
 from analysis import headlines
 from analysis.headlines import table as headline_table
-from analysis.headlines.entries import Headline, Judged
+from analysis.headlines.headline_entries import Headline, Judged
 from analysis.ledger import ledger_page
-from analysis.ledger.entries import Claim
+from analysis.ledger.claim_entries import Claim
 from analysis.ledger.evidence import Evidence, Missing, origin, row_check, seeds_check
 from analysis.ledger.judge import judge
 from analysis.ledger.ledger_rows import number_rows, rows

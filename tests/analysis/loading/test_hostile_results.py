@@ -139,9 +139,9 @@ def test_the_folders_of_an_export_are_anyones_word(tmp_path, write_run, few_figu
     frame.to_parquet(tmp_path / "out" / "runs.parquet")
     assert SECRET not in all_text(write_report(tmp_path / "out").parent)
     results = load_results(tmp_path / "out")
-    assert results.homes() == [None]
+    assert results.run_folders() == [None]
     assert results.table("measures").empty
-    assert load_results([tmp_path / "out", run]).homes() == [run], "the run itself is read"
+    assert load_results([tmp_path / "out", run]).run_folders() == [run], "the run itself is read"
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet", "samples.parquet"])

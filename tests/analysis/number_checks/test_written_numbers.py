@@ -12,7 +12,7 @@ import pytest
 
 from analysis.number_checks.__main__ import main
 from analysis.number_checks.check import Outcome, check
-from analysis.number_checks.tables import Tables
+from analysis.number_checks.published_tables import Tables
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import load_results
 from analysis.comparing.comparison_table import compare
-from analysis.report.tables import COMPARISON, RUNS, rows, sort_key
+from analysis.report.report_columns import COMPARISON, RUNS, rows, sort_key
 
 
 @pytest.fixture

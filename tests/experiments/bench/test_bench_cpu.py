@@ -20,7 +20,7 @@ from experiments.system.paths import CONF
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 
-PARTS = ("recurrences", "lengths", "steps", "memory")
+PARTS = ("recurrences", "lengths", "training_steps", "memory")
 LONG, MADE_FOR = 16_384, 1024
 SIZE = ["model.d_model=64", "model.n_heads=4"]
 

@@ -19,11 +19,11 @@ from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import inference as suite
-from experiments.bench.suites.inference import calls, cells, compared_models
-from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
+from experiments.bench.suites.inference import calls, model_timing, reference_models
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.inference_rows import compared
-from experiments.bench.suites.inference.subjects import subjects
+from experiments.bench.suites.inference.model_sources import timed_models
+from experiments.bench.suites.inference.reference_models import Bench, ComparedModels
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config
 from zoo import LanguageModel, ModelConfig, cost, export
@@ -194,13 +194,13 @@ def test_a_model_that_transformers_does_not_have_has_no_peer():
 def test_runs_are_measured(tmp_path, finished: Lab, without_transformers):
     run = finished.run_folder()
     for place in (run, run.parent):
-        names = [x.name for x in subjects(config(tmp_path, runs=[str(place)]), CPU)]
+        names = [x.name for x in timed_models(config(tmp_path, runs=[str(place)]), CPU)]
         assert names == [f"{run.parent.name}/{run.name}"]
     rows = own(measured(tmp_path, runs=[str(run)], lengths=[8]))
     assert len(rows) == 4
     assert all(float(row["milliseconds_median"]) > 0 and float(row["ratio_transformer"]) > 0 for row in rows)
     assert {(row["d_model"], row["depth"]) for row in rows} == {("16", "2")}
-    beside = subjects(config(tmp_path, "transformer", runs=[str(run)]), CPU)
+    beside = timed_models(config(tmp_path, "transformer", runs=[str(run)]), CPU)
     assert [x.name for x in beside] == ["transformer", f"{run.parent.name}/{run.name}"]
 
 
@@ -208,21 +208,21 @@ def test_exported_models_of_one_name_are_told_apart(tmp_path):
     names = []
     for place, preset in (("a", "transformer"), ("b", "kda_pure"), ("c", "kda_pure")):
         folder = export(model_of(preset), tmp_path / place / "mine")
-        names += [x.name for x in subjects(config(tmp_path, runs=[str(folder)]), CPU)]
+        names += [x.name for x in timed_models(config(tmp_path, runs=[str(folder)]), CPU)]
     assert all(name.startswith("mine #") for name in names)
     assert names[0] != names[1] == names[2]
 
 
 def test_a_model_that_is_named_twice_is_measured_once(tmp_path):
     folder = str(export(model_of("transformer"), tmp_path / "mine"))
-    assert len(subjects(config(tmp_path, runs=[folder, folder]), CPU)) == 1
+    assert len(timed_models(config(tmp_path, runs=[folder, folder]), CPU)) == 1
 
 
 def test_a_slow_model_of_transformers_says_nothing_of_what_ours_takes(tmp_path):
     made = config(tmp_path, "transformer")
     table = ResumableTable(made, CPU, suite.COLUMNS)
-    (subject,) = subjects(made, CPU)
-    cell = cells.Cell(Bench(made, table, shortest=8), subject, "prefill", 16, 1)
+    (subject,) = timed_models(made, CPU)
+    cell = model_timing.ModelTiming(Bench(made, table, shortest=8), subject, "prefill", 16, 1)
     same = {**cell._kind, "tokens": 8}
     table.rows = [
         {**same, "backend": "auto", "milliseconds_median": 1.0},
@@ -239,10 +239,10 @@ def test_a_slow_model_of_transformers_says_nothing_of_what_ours_takes(tmp_path):
 def test_logits_of_a_whole_prompt_need_their_memory(tmp_path, monkeypatch, bytes_: int, fits: bool):
     """Two sequences of 50 tokens, of 10 words in four bytes each, in half of the memory."""
     made = config(tmp_path, "transformer")
-    (subject,) = subjects(made, CPU)
+    (subject,) = timed_models(made, CPU)
     bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
-    monkeypatch.setattr(cells.machine, "describe", lambda _: {"memory_bytes": bytes_})
-    cell = cells.Cell(bench, subject, "prefill", 50, 2)
+    monkeypatch.setattr(model_timing.machine, "describe", lambda _: {"memory_bytes": bytes_})
+    cell = model_timing.ModelTiming(bench, subject, "prefill", 50, 2)
     models = SimpleNamespace(model=SimpleNamespace(vocab_size=10))
     if fits:
         cell._check_memory(models, ["forward"])
@@ -285,7 +285,7 @@ def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
 
     with (
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
-        mock.patch.object(cells.Cell, "_call", return_value=None),
+        mock.patch.object(model_timing.ModelTiming, "_call", return_value=None),
     ):
         rows = own(measured(tmp_path, "kda_pure"))
     notes = {(row["mode"], row["tokens"]): row["note"] for row in rows}
@@ -306,7 +306,7 @@ def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long
 
     with (
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
-        mock.patch.object(cells.Cell, "_call", return_value=None),
+        mock.patch.object(model_timing.ModelTiming, "_call", return_value=None),
     ):
         rows = own(measured(tmp_path, "kda_pure", lengths=[8, 16, 32]))
     ratios = {(row["tokens"], row["mode"]): row["ratio_transformer"] for row in rows}
@@ -337,7 +337,7 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
     for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
         facts = {"memory_bytes": memory, "gpu": None, "host_cpu": "", "threads": 1}
         with (
-            mock.patch.object(cells.machine, "describe", return_value=facts),
+            mock.patch.object(model_timing.machine, "describe", return_value=facts),
             mock.patch.object(suite, "BATCHES", (8,)),
         ):
             rows = own(measured(tmp_path / folder, "kda_pure", lengths=[8]))
@@ -348,7 +348,7 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
 
 @pytest.mark.slow
 def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, without_transformers):
-    with mock.patch.object(cells, "decode_call", side_effect=calls.decode_call) as made:
+    with mock.patch.object(model_timing, "decode_call", side_effect=calls.decode_call) as made:
         measured(tmp_path, "kda_pure", lengths=[8, 32])
     batch = 8
     contexts = [call.args[1].shape[1] for call in made.call_args_list if call.args[1].shape[0] == batch]
@@ -376,7 +376,7 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
 
 def test_a_version_of_transformers_that_takes_other_arguments_is_told(monkeypatch):
     monkeypatch.setattr(
-        compared_models, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta"))
+        reference_models, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta"))
     )
     made = ComparedModels(model_of("transformer"), FP32)
     assert made.peer is None
@@ -399,7 +399,7 @@ def test_logits_are_compared_in_the_precision_that_both_are_timed_in(monkeypatch
 
 def test_the_plain_transformer_has_as_many_layers_as_a_pattern_without_a_depth():
     model = LanguageModel(dataclasses.replace(LIKE, pattern="KKL", depth=None), vocab_size=30, seq_len=16)
-    assert len(compared_models._plain_like(model).layers) == 3
+    assert len(reference_models._plain_like(model).layers) == 3
 
 
 def test_recurrent_states_hold_the_last_tokens_of_a_context():
@@ -426,8 +426,8 @@ def test_no_round_of_decoding_has_to_make_its_caches_longer(monkeypatch, length:
 
 def test_a_model_that_does_not_fit_alone_is_not_tried_again(tmp_path, monkeypatch):
     made = config(tmp_path, "transformer")
-    (subject,) = subjects(made, CPU)
-    cell = cells.Cell(
+    (subject,) = timed_models(made, CPU)
+    cell = model_timing.ModelTiming(
         Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "decode", 8, 1
     )
     alone = SimpleNamespace(peer=None, plain=None)
@@ -452,10 +452,10 @@ def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(
 ):
     """The broken one is kept as a row too; after another failure the next models find their memory free."""
     made, freed = config(tmp_path, "transformer"), []
-    (subject,) = subjects(made, CPU)
+    (subject,) = timed_models(made, CPU)
     bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
     monkeypatch.setattr(bench, "forget", lambda: freed.append("models"))
-    cell = cells.Cell(bench, subject, "prefill", 16, 1)
+    cell = model_timing.ModelTiming(bench, subject, "prefill", 16, 1)
     monkeypatch.setattr(cell, "_what_fits", mock.Mock(side_effect=RuntimeError(words)))
     row = row_of_failure(cell.measure, words, ends=ends)
     assert (row["model"], row["mode"], row["tokens"], row["batch"]) == ("transformer", "prefill", 16, 1)
@@ -465,11 +465,11 @@ def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(
 def test_memory_is_looked_at_before_anything_is_timed(tmp_path, monkeypatch):
     """A CPU whose memory is full ends the program."""
     made = config(tmp_path, "transformer")
-    (subject,) = subjects(made, CPU)
-    cell = cells.Cell(
+    (subject,) = timed_models(made, CPU)
+    cell = model_timing.ModelTiming(
         Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "prefill", 16, 1
     )
-    monkeypatch.setattr(cells.timing, "interleaved_within", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(model_timing.timing, "interleaved_within", lambda *_: pytest.fail("timed"))
     monkeypatch.setattr(cell, "_check_memory", mock.Mock(side_effect=torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         cell._time(SimpleNamespace(), ["own"])

@@ -12,7 +12,7 @@ import torch
 
 from experiments.bench import result_table, timing
 from experiments.bench.suites import attention, harness
-from experiments.bench.suites.cpu import lengths, recurrences, steps
+from experiments.bench.suites.cpu import lengths, recurrences, training_steps
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from zoo import ModelConfig, registry
@@ -122,10 +122,10 @@ def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
         timed.update(works)
         return {name: [4.0 if name == "transformer" else 5.0] for name in works}
 
-    monkeypatch.setattr(steps.timing, "interleaved", interleaved)
+    monkeypatch.setattr(training_steps.timing, "interleaved", interleaved)
     config = Config(device="cpu", model=ModelConfig(d_model=64, n_heads=4, depth=2))
     config.data.seq_len, config.data.batch_size, config.data.tokenizer = 16, 2, "bytes"
-    rows = steps.run(config)
+    rows = training_steps.run(config)
     assert {row["model"]: row["ratio"] for row in rows} == {
         name: pytest.approx(1.0 if name == "transformer" else 0.8) for name in architectures(config.model)
     }

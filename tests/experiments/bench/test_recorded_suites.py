@@ -42,9 +42,8 @@ from experiments.bench.peers import shared
 from experiments.bench.suites import attention, harness, inference, latency, models, recompute, steps, traffic
 from experiments.bench.suites import kernels as kernels_suite
 from experiments.bench.suites.cpu import lengths, memory, recurrences
-from experiments.bench.suites.cpu import steps as cpu_steps
-from experiments.bench.suites.inference import cells as inference_cells
-from experiments.bench.suites.inference import compared_models
+from experiments.bench.suites.cpu import training_steps as cpu_steps
+from experiments.bench.suites.inference import model_timing, reference_models
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.inference_rows import compared, format_row
 from experiments.bench.suites.kernels import run as run_kernels
@@ -54,8 +53,8 @@ from zoo import LanguageModel
 
 RECORDED = Path(__file__).parent / "recorded"
 CPU = torch.device("cpu")
-subjects = importlib.import_module(
-    "experiments.bench.suites.inference.subjects"
+model_sources = importlib.import_module(
+    "experiments.bench.suites.inference.model_sources"
 )  # the package has a function so called
 
 
@@ -195,7 +194,7 @@ def test_what_is_timed():
         yield f"{attention.REFERENCE_LIMIT} {recurrences.TOKENS} {recurrences.SLOW_MS} {memory.WARM_UP}"
         yield f"{models.STEP_TOKENS} {models.LIMIT_S} {models.SLOW_MS} {steps.LENGTHS} {steps.SECONDS} {models.LENGTHS}"
         yield f"{traffic.LENGTHS}"
-        yield f"{inference_cells.MODES} {inference_cells.MOST_GROWTH} {inference_cells.LIMIT_S}"
+        yield f"{model_timing.MODES} {model_timing.MOST_GROWTH} {model_timing.LIMIT_S}"
 
     check(RECORDED / "what_is_timed.txt", lines())
 
@@ -296,8 +295,8 @@ def test_work_of_every_case():
 
 def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
     """suite=inference without transformers: rows at growing contexts, what is left out, what memory does not hold."""
-    monkeypatch.setattr(inference_cells, "CELL_S", 10.0)
-    monkeypatch.setattr("experiments.bench.suites.inference.compared_models.family_of", lambda model: None)
+    monkeypatch.setattr(model_timing, "CELL_S", 10.0)
+    monkeypatch.setattr("experiments.bench.suites.inference.reference_models.family_of", lambda model: None)
     config = tiny_config(
         bench__repeats=3,
         results=str(tmp_path),
@@ -314,9 +313,9 @@ def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
                 f"finished: {inference.finished(config)}, "
                 f"{inference.finished(changed(config, bench__lengths=[64]))}"
             )
-        monkeypatch.setattr(inference_cells, "LIMIT_S", 0.05)
+        monkeypatch.setattr(model_timing, "LIMIT_S", 0.05)
         yield from _suite(inference.run, changed(config, bench__lengths=[8, 64]))
-        monkeypatch.setattr(inference_cells, "LIMIT_S", 60.0)
+        monkeypatch.setattr(model_timing, "LIMIT_S", 60.0)
         monkeypatch.setitem(FACTS, "memory_bytes", 2**17)
         yield from _suite(inference.run, changed(config, bench__lengths=[128]))
         yield f"lengths {inference.LENGTHS}, batches {inference.BATCHES}"
@@ -629,7 +628,7 @@ def test_a_suite_with_errors_fails(failed: int, tmp_path: Path, monkeypatch):
     )
 
 
-def test_subjects_of_the_inference_suite(tmp_path: Path, monkeypatch):
+def test_timed_models_of_the_inference_suite(tmp_path: Path, monkeypatch):
     """Presets by their beginnings, and none of them where runs are named."""
     config = tiny_config()
 
@@ -643,7 +642,7 @@ def test_subjects_of_the_inference_suite(tmp_path: Path, monkeypatch):
         ):
             found = changed(config, **keys)
             try:
-                yield f"{keys}: {[subject.name for subject in subjects.subjects(found, CPU)]}"
+                yield f"{keys}: {[subject.name for subject in model_sources.timed_models(found, CPU)]}"
             except Exception as error:
                 yield f"{keys}: {type(error).__name__}: {error}"
 
@@ -651,17 +650,19 @@ def test_subjects_of_the_inference_suite(tmp_path: Path, monkeypatch):
         (tmp_path / "study" / "run" / "identity.json").touch()
         (tmp_path / "step-1.ckpt").touch()
         for place in ("study/run", "study", "step-1.ckpt"):
-            name = subjects._name(tmp_path / place, {"model": {"depth": 2}})
+            name = model_sources._name(tmp_path / place, {"model": {"depth": 2}})
             yield f"{place}: {name if place != 'step-1.ckpt' else name.count('/')}"
         built: list[int] = []
         monkeypatch.setattr(
-            compared_models, "ComparedModels", lambda model, precision: f"entrants of {model} {precision}"
+            reference_models, "ComparedModels", lambda model, precision: f"entrants of {model} {precision}"
         )
-        bench = compared_models.Bench(config, None, shortest=8)
-        one, two = (subjects.Subject(name, config.model, lambda n: built.append(n) or n) for name in "ab")
+        bench = reference_models.Bench(config, None, shortest=8)
+        one, two = (
+            model_sources.TimedModel(name, config.model, lambda n: built.append(n) or n) for name in "ab"
+        )
         for subject, length in ((one, 8), (one, 8), (one, 16), (two, 16), (one, 16)):
             yield f"{subject.name} {length}: {bench.compared_models(subject, length)} {built}"
-        half = compared_models.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
+        half = reference_models.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
         yield f"{bench.precision} {half.precision}"
 
-    check(RECORDED / "subjects.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+    check(RECORDED / "timed_models.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

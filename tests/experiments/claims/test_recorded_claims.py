@@ -12,7 +12,14 @@ from support.recorded import check, flat
 from support.steady import pretended_machine
 
 from experiments import claims
-from experiments.claims import attention_mixers, numbers, recurrent_mixers, residual_streams, rotations, sizes
+from experiments.claims import (
+    attention_mixers,
+    counted_sizes,
+    numbers,
+    recurrent_mixers,
+    residual_streams,
+    rotations,
+)
 from experiments.system.paths import PUBLISHED
 from zoo.residuals.hyper_connections import HyperResidual, warmup
 
@@ -37,17 +44,17 @@ def test_counts():
 
     def lines() -> Iterator[str]:
         for function in (
-            sizes.best_recomputed_block,
-            sizes.bytes_of_sharded_training,
-            sizes.caches_of_latents,
-            sizes.state_of_kda,
-            sizes.convolutions_of_lfm2,
-            sizes.pairs_of_timelines,
+            counted_sizes.best_recomputed_block,
+            counted_sizes.bytes_of_sharded_training,
+            counted_sizes.caches_of_latents,
+            counted_sizes.state_of_kda,
+            counted_sizes.convolutions_of_lfm2,
+            counted_sizes.pairs_of_timelines,
             residual_streams.bytes_of_streams,
         ):
             for number in function():
                 yield "; ".join(flat(number))
-        yield f"{[(size.title(), size) for size in sizes.EXPECTED]}"
+        yield f"{[(size.title(), size) for size in counted_sizes.EXPECTED]}"
 
     check(RECORDED / "counts.txt", lines())
 
@@ -55,10 +62,10 @@ def test_counts():
 @pytest.mark.slow
 def test_counts_of_the_smallest_of_the_large_models_are_the_published_ones(monkeypatch):
     """FLOPs of OrthGSA and the plain transformer, bytes in serving and in training; the larger ones take longer."""
-    monkeypatch.setattr(sizes, "EXPECTED", sizes.EXPECTED[:1])
+    monkeypatch.setattr(counted_sizes, "EXPECTED", counted_sizes.EXPECTED[:1])
     with (PUBLISHED / "claim_numbers.csv").open(encoding="utf-8") as file:
         published = {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
-    found = [*sizes.ceilings_of_sparse_attention(), *sizes.bytes_of_orthgsa()]
+    found = [*counted_sizes.ceilings_of_sparse_attention(), *counted_sizes.bytes_of_orthgsa()]
     assert [number.value for number in found] == pytest.approx(
         [published[f"{what} at 1B @ 4K"] for what in ("FLOP ceiling", "serving", "training")], rel=1e-6
     )

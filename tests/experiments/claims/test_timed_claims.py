@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from experiments import claims
-from experiments.claims import attention_mixers, recompute, recurrent_mixers, residual_streams, rotations
+from experiments.claims import (
+    attention_mixers,
+    recurrent_mixers,
+    residual_streams,
+    rotations,
+    selective_recompute,
+)
 from experiments.claims.numbers import Number
 
 TIMES = {
@@ -36,7 +42,7 @@ def pretended(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch):
-    for room in (rotations, residual_streams, recompute):
+    for room in (rotations, residual_streams, selective_recompute):
         monkeypatch.setattr(room, "in_turns", pretended)
 
 
@@ -75,9 +81,9 @@ def test_a_steps_time_is_that_with_streams_over_that_without():
 @pytest.mark.slow
 def test_a_steps_costs_are_those_with_recomputation_over_those_without(monkeypatch):
     monkeypatch.setattr(
-        recompute, "counts", lambda step, mode: {"selective": (5, 9, 1), "none": (4, 6, 2)}[mode]
+        selective_recompute, "counts", lambda step, mode: {"selective": (5, 9, 1), "none": (4, 6, 2)}[mode]
     )
-    assert [value for _, value in numbers(recompute.time_of_recomputation)] == [1.5, 1.25, 1.5, 0.5]
+    assert [value for _, value in numbers(selective_recompute.time_of_recomputation)] == [1.5, 1.25, 1.5, 0.5]
 
 
 def test_identities_are_of_two_to_eight_streams(monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 from support.sample_text import prose
 from tokenizers.pre_tokenizers import ByteLevel
 
-from experiments.data import DataConfig, check, prepare, tokenization
-from experiments.data.tokenization import TOKENIZERS, pieces, train
+from experiments.data import DataConfig, check, prepare, tokenizer_kinds
+from experiments.data.tokenizer_kinds import TOKENIZERS, pieces, train
 from zoo.errors import UserError
 from zoo.tokenization import SEPARATOR, from_json
 
@@ -190,8 +190,8 @@ def test_bad_gpt2_folders(config, tmp_path, cache, vocabulary, merges, message):
 
 def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):
     tiny = Path(tiny_gpt2(tmp_path))
-    files = next((tiny / a, tiny / b) for a, b in tokenization._GPT2_FILES if (tiny / a).is_file())
-    monkeypatch.setattr(tokenization, "_gpt2_of_hub", lambda: files)
+    files = next((tiny / a, tiny / b) for a, b in tokenizer_kinds._GPT2_FILES if (tiny / a).is_file())
+    monkeypatch.setattr(tokenizer_kinds, "_gpt2_of_hub", lambda: files)
     of_hub, of_folder = (
         TOKENIZERS["gpt2"].spec(DataConfig(tokenizer="gpt2", gpt2_path=place)) for place in (None, str(tiny))
     )
@@ -203,6 +203,6 @@ def test_the_hub_is_asked_for_the_files_of_gpt2_by_repository_and_name(monkeypat
     hub = pytest.importorskip("huggingface_hub")
     given = lambda repository, name, **_: asked.append((repository, name)) or str(tmp_path / name)  # noqa: E731
     monkeypatch.setattr(hub, "hf_hub_download", given)
-    files = tokenization._gpt2_of_hub()
-    assert asked == [(tokenization._GPT2_REPOSITORY, name) for name in tokenization._GPT2_FILES[1]]
-    assert files == tuple(tmp_path / name for name in tokenization._GPT2_FILES[1])
+    files = tokenizer_kinds._gpt2_of_hub()
+    assert asked == [(tokenizer_kinds._GPT2_REPOSITORY, name) for name in tokenizer_kinds._GPT2_FILES[1]]
+    assert files == tuple(tmp_path / name for name in tokenizer_kinds._GPT2_FILES[1])

@@ -25,17 +25,17 @@ from experiments.data import (
     eval_windows,
     resolve_task,
     task_registry,
-    tokenization,
+    tokenizer_kinds,
 )
-from experiments.data.batches import counter_hash, document_boundaries, going_on, state_after
+from experiments.data.batches import counter_hash, document_boundaries, extend_hash, state_after
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
 from experiments.data.draws import Draws
-from experiments.data.other_text import read_splits
+from experiments.data.scoring_text import read_splits
 from experiments.data.sources import base, pydocs, text, wikitext
 from experiments.data.sources.base import Document, check_sizes, contents
 from experiments.data.task_set import example
-from experiments.data.tokenization import read_tables
+from experiments.data.tokenizer_kinds import read_tables
 from zoo.tokenization import SEPARATOR, ByteTokenizer, from_json
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -243,7 +243,7 @@ def test_hashes_and_draws():
         for words in ((0,), (1, 2), (2**63, -1), (3, 0, 7), (5,)):
             yield f"{words}: {counter_hash(*words).tolist()} {state_after(*words)}"
         places = np.arange(5)
-        yield f"{counter_hash(1, 2, places).tolist()} {going_on(state_after(1, 2), places).tolist()}"
+        yield f"{counter_hash(1, 2, places).tolist()} {extend_hash(state_after(1, 2), places).tolist()}"
         d = Draws(9, 8)
         for name, found in (
             ("below", d.below(7, 12)),
@@ -500,7 +500,7 @@ def test_tokens_of_fixed_text(tmp_path: Path):
     words = "the cat sat on the mat, the cat's 12 mats théta " * 20
 
     def lines() -> Iterator[str]:
-        made = tokenization.train([words, "another text of the cat"], 280)
+        made = tokenizer_kinds.train([words, "another text of the cat"], 280)
         yield f"{made.vocab_size} {made.bos_id} {made.name} {made.identity()}"
         for sample in ("the cat", "théta 12\n\n mats", "", SEPARATOR):
             ids = [int(x) for x in made.encode(sample)]
@@ -511,8 +511,8 @@ def test_tokens_of_fixed_text(tmp_path: Path):
             f"{plain.decode([116, 195, 169])!r}"
         )
         yield (
-            f"{[(len(piece), piece[:4]) for piece in tokenization.pieces('ab cd  ef ' * 40, 50)]} "
-            f"{len(list(tokenization.pieces('x' * 300, 50)))}"
+            f"{[(len(piece), piece[:4]) for piece in tokenizer_kinds.pieces('ab cd  ef ' * 40, 50)]} "
+            f"{len(list(tokenizer_kinds.pieces('x' * 300, 50)))}"
         )
         vocabulary = {SEPARATOR: 3, "a": 0, "b": 1, "ab": 2}
         (tmp_path / "vocab.json").write_text(str(vocabulary).replace("'", '"'))

@@ -12,7 +12,7 @@ from support.task_controls import copying, counting, remembering
 
 from experiments import data
 from experiments.data import TASKS, DataConfig, TaskSet
-from experiments.data.batches import counter_hash, going_on, state_after
+from experiments.data.batches import counter_hash, extend_hash, state_after
 from experiments.data.config import tasks_from
 from experiments.data.draws import Draws
 from experiments.data.task_registry import IGNORE
@@ -298,7 +298,7 @@ def test_options_of_a_task_that_is_gone_are_left_out_and_nodes_survive_pickling(
 
 
 def test_draws_go_on_from_the_hash_and_are_what_they_say():
-    assert (counter_hash(3, 7, np.arange(50)) == going_on(state_after(3, 7), np.arange(50))).all()
+    assert (counter_hash(3, 7, np.arange(50)) == extend_hash(state_after(3, 7), np.arange(50))).all()
     draws = Draws(1, 2)
     below, uniform, normal = draws.below(5, 20000), draws.uniform(20000), draws.normal(4000)
     assert np.abs(np.bincount(below) / 4000 - 1).max() < 0.06

@@ -14,8 +14,8 @@ from experiments.system.paths import ROOT
 SUPERVISOR = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
 
 
-class _Warm:
-    started: list[_Warm]
+class _Worker:
+    started: list[_Worker]
 
     def __init__(self, threads: int) -> None:
         self.threads, self.alive = threads, True
@@ -33,8 +33,8 @@ def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("ray_cell_alone", ROOT / "experiments/engines/ray_cell.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(_Warm, "started", [], raising=False)
-    monkeypatch.setattr(module, "Warm", _Warm)
+    monkeypatch.setattr(_Worker, "started", [], raising=False)
+    monkeypatch.setattr(module, "PreloadedWorker", _Worker)
     monkeypatch.chdir(tmp_path)
     return module
 
@@ -43,7 +43,7 @@ def test_a_cell_has_the_threads_of_its_own_sweep(ray_cell: ModuleType, tmp_path:
     """Ray's process goes from one sweep to the next, and with it the one that starts cells."""
     ended = [ray_cell.train(SUPERVISOR, "cell", 1, str(tmp_path), threads) for threads in (2, 2, 3)]
     assert ended == [(0, "2 threads"), (0, "2 threads"), (0, "3 threads")]
-    assert [warm.threads for warm in _Warm.started] == [2, 3]
+    assert [warm.threads for warm in _Worker.started] == [2, 3]
 
 
 def test_tasks_are_given_their_supervisor_which_they_tell_that_they_have_begun(
@@ -66,7 +66,7 @@ def test_a_killed_process_is_told_to_ray_and_followed_by_another(ray_cell: Modul
     with pytest.raises(ray_cell.CellKilled, match="killed by signal 9"):
         ray_cell.train(SUPERVISOR, "killed", 1, str(tmp_path), 2)
     assert ray_cell.train(SUPERVISOR, "cell", 1, str(tmp_path), 2) == (0, "2 threads")
-    assert len(_Warm.started) == 2
+    assert len(_Worker.started) == 2
 
 
 class _RayError(Exception):

@@ -25,7 +25,7 @@ from support.sweeps import (
 ray = pytest.importorskip("ray", reason="sweep.engine=ray needs ray (the extra ray)")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-TASK, STARTER = "ray::default/", "experiments.engines.warm"
+TASK, STARTER = "ray::default/", "experiments.engines.preloaded_worker"
 """In the command lines of a process of Ray's that has a task, and of the one that starts its cells."""
 
 

@@ -167,7 +167,7 @@ def test_the_list_of_commands(place: Path):
                 f"{engine.capacity} {[p.run for p in engine.changed()]} {engine.state(chosen[0])} "
                 f"{engine.cancel(chosen[0])}"
             )
-            yield engine.farewell(2)
+            yield engine.detached_message(2)
             yield from (
                 line.partition("run.py ")[2]
                 for line in (place / "results" / "study" / "cells.txt").read_text().splitlines()
@@ -302,7 +302,7 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
         leaving = _plans(1, **slurm, sweep__action="submit")
         engine, queue, executor = _slurm(monkeypatch, leaving)
         engine.submit(leaving[0])
-        yield f"{engine.state(leaving[0])} {engine.farewell(3)}"
+        yield f"{engine.state(leaving[0])} {engine.detached_message(3)}"
 
     check(RECORDED / "slurm_jobs.txt", masked(list(lines()), _named(plans, place)))
 

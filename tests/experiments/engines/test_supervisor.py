@@ -13,9 +13,9 @@ import pytest
 from experiments.configuration.sweep_config import RayConfig
 from experiments.engines import supervisor
 from experiments.engines.interface import FAILED, PAUSED
+from experiments.engines.preloaded_worker import Ended
 from experiments.engines.ray_connection import refuse_what_no_node_has
 from experiments.engines.supervisor import RUNNING, WAITING, Supervisor
-from experiments.engines.warm import Ended
 from zoo.errors import UserError
 
 ONE, OTHER = ("one", 60.0), ("other", 60.0)

@@ -11,7 +11,7 @@ import torch
 
 from experiments.configuration.schema import GenerateConfig
 from experiments.data import TOKENIZERS, DataConfig
-from experiments.data.tokenization import train
+from experiments.data.tokenizer_kinds import train
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, continue_prompts
 from experiments.runs.load_run import LoadedRun

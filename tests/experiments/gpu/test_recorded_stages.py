@@ -12,7 +12,7 @@ import torch
 from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
-from experiments.gpu import kernel_stages, stage_settings, stages, training_stages
+from experiments.gpu import gpu_stages, kernel_stages, stage_settings, training_stages
 from experiments.gpu.stage_record import Record
 from experiments.gpu.stage_settings import PATTERNS, Settings
 from experiments.runs.folders import read_metrics
@@ -29,7 +29,7 @@ def test_configurations(tmp_path: Path):
         own = {"data__cache_dir": "cache", "trainer__threads": 7}  # kept by every stage
         base = tiny_config(results=str(tmp_path), gpu__inputs=str(inputs), gpu__minutes=4.0, **own)
         usual = leaves(base)
-        yield f"{list(stages.STAGES)}"
+        yield f"{list(gpu_stages.STAGES)}"
         for rehearse in (False, True):
             settings = Settings.of(changed(base, gpu__rehearse=rehearse))
             with pretended_machine(None):
@@ -91,8 +91,8 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
             statuses["tests"] = status
             asked.clear()
             yield (
-                f"{status}: {refusal(stages._run_gpu_tests, settings)} "
-                f"{refusal(stages._run_gpu_tests, whole)} {asked}"
+                f"{status}: {refusal(gpu_stages._run_gpu_tests, settings)} "
+                f"{refusal(gpu_stages._run_gpu_tests, whole)} {asked}"
             )
         for _ in range(2):
             with said() as printed, pretended_machine(None):

@@ -12,7 +12,7 @@ from support.steady import tiny_config
 
 from experiments.bench.cases import CASES
 from experiments.configuration.compose import architectures
-from experiments.gpu import compile_ahead, compile_stage, stages, training_stages
+from experiments.gpu import compile_ahead, compile_stage, gpu_stages, training_stages
 from experiments.gpu.stage_settings import WORKERS, Settings
 from experiments.runs.folders import RunPaused
 from zoo.errors import UserError
@@ -25,11 +25,11 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_a_resumable_suite_is_finished_with_its_last_row_and_others_with_their_table(settings, monkeypatch):
     ran: list[str] = []
-    monkeypatch.setattr(stages, "run_suite", lambda config: ran.append(config.suite))
+    monkeypatch.setattr(gpu_stages, "run_suite", lambda config: ran.append(config.suite))
     for finished in (False, True):
-        monkeypatch.setattr(stages, "is_finished", lambda config, finished=finished: finished)
+        monkeypatch.setattr(gpu_stages, "is_finished", lambda config, finished=finished: finished)
         ended = {
-            name: stages.STAGES[name](settings) for name in ("attention", "kernels", "latency", "models")
+            name: gpu_stages.STAGES[name](settings) for name in ("attention", "kernels", "latency", "models")
         }
         assert ended == {"attention": True, "kernels": finished, "latency": True, "models": finished}
     assert ran == ["attention", "kernels", "latency", "models"] * 2
@@ -38,7 +38,7 @@ def test_a_resumable_suite_is_finished_with_its_last_row_and_others_with_their_t
 def test_training_stages_and_publishing_are_as_finished_as_their_runs(settings, monkeypatch):
     monkeypatch.setattr(training_stages, "advance", lambda given, name: (given, name) == (settings, "sf"))
     monkeypatch.setattr(training_stages, "publish", lambda given: given is settings)
-    ended = {name: stages.STAGES[name](settings) for name in ("dense", "sf", "publish")}
+    ended = {name: gpu_stages.STAGES[name](settings) for name in ("dense", "sf", "publish")}
     assert ended == {"dense": False, "sf": True, "publish": True}
 
 

@@ -341,20 +341,22 @@ def test_comparisons(asked, monkeypatch, tmp_path: Path):
 
 def test_verdicts(tmp_path: Path, monkeypatch):
     """Which models a verdict compares, its words, when it ends early, what is refused."""
-    from experiments.verdict import stages
+    from experiments.verdict import verdict_stages
 
     def lines() -> Iterator[str]:
         base = tiny_config(results=str(tmp_path))
         done: list[str] = []
         for name in ("measure_sizes", "measure_speeds"):
-            monkeypatch.setattr(stages, name, lambda folder, config, found, name=name: done.append(name))
+            monkeypatch.setattr(
+                verdict_stages, name, lambda folder, config, found, name=name: done.append(name)
+            )
         monkeypatch.setattr(
             verdict, "_compare", lambda configs, models: done.append(f"compare {len(configs)} {list(models)}")
         )
         monkeypatch.setattr(verdict, "_probe", lambda config: done.append(f"probe {config.name}"))
         for failed in (0, 1):
             rows = [{"failed": "0"}, {"failed": str(failed)}, {"failed": "0"}]
-            monkeypatch.setattr(stages, "check_contracts", lambda folder, block, rows=rows: rows)
+            monkeypatch.setattr(verdict_stages, "check_contracts", lambda folder, block, rows=rows: rows)
             for block in ("kda", "moe", "ohc"):
                 done.clear()
                 with said() as printed, pretended_machine(None):
@@ -384,13 +386,13 @@ def test_verdicts(tmp_path: Path, monkeypatch):
 
 
 def test_a_verdict_compares_every_model_on_every_task_and_probes_those_runs(tmp_path: Path, monkeypatch):
-    from experiments.verdict import stages
+    from experiments.verdict import verdict_stages
 
     compared, probed = [], []
-    monkeypatch.setattr(stages, "open_verdict", lambda *_: tmp_path)
-    monkeypatch.setattr(stages, "check_contracts", lambda *_: [{"failed": "0"}])
+    monkeypatch.setattr(verdict_stages, "open_verdict", lambda *_: tmp_path)
+    monkeypatch.setattr(verdict_stages, "check_contracts", lambda *_: [{"failed": "0"}])
     for name in ("measure_sizes", "measure_speeds"):
-        monkeypatch.setattr(stages, name, lambda *_: None)
+        monkeypatch.setattr(verdict_stages, name, lambda *_: None)
     monkeypatch.setattr(compare, "run_sweep", compared.extend)
     monkeypatch.setattr(probe, "run", probed.append)
     asked = tiny_study(tmp_path, name="default", block="kda", verdict__relative="none")

@@ -20,7 +20,7 @@ from analysis.loading.probe_tables import TABLES, columns_of
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import DataConfig, Split
 from experiments.data.task_registry import IGNORE
-from experiments.data.tokenization import TOKENIZERS
+from experiments.data.tokenizer_kinds import TOKENIZERS
 from experiments.probing import per_token, probe_run, probe_tables
 from experiments.probing.held_out import (
     average_rows,

@@ -21,8 +21,8 @@ from experiments.probing import (
     per_token,
     probe_run,
     probe_tables,
+    rank_message,
     routing_text,
-    stream_rank,
     task_sequences,
 )
 from experiments.probing.sentence import probed_sentence
@@ -151,8 +151,8 @@ def test_tables_and_their_records(tmp_path: Path):
         ]
         probe_tables.write(tmp_path, "measures", energies)
         yield (
-            f"{[stream_rank.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} "
-            f"{stream_rank.stream_rank(tmp_path / 'no', 0.9)!r}"
+            f"{[rank_message.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} "
+            f"{rank_message.stream_rank(tmp_path / 'no', 0.9)!r}"
         )
         (tmp_path / "config.yaml").write_text("probe: {at: last}\n")
         yield (

@@ -10,7 +10,7 @@ from experiments.configuration.schema import ProbeConfig
 from experiments.planning.checks import check_probe
 from experiments.probing import probe_tables
 from experiments.probing.probe_run import settings
-from experiments.probing.stream_rank import stream_rank
+from experiments.probing.rank_message import stream_rank
 from zoo import ModelConfig, UserError
 from zoo.probes import probe_model
 from zoo.probes.probe_row import Row

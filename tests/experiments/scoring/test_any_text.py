@@ -18,9 +18,9 @@ import experiments
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
-from experiments.data.other_text import _tokenised, read_splits
+from experiments.data.scoring_text import _tokenised, read_splits
 from experiments.data.sources import Document
-from experiments.data.tokenization import train
+from experiments.data.tokenizer_kinds import train
 from experiments.runs.folders import RunFolder
 from experiments.runs.load_run import LoadedRun
 from experiments.scoring import evaluate as evaluation

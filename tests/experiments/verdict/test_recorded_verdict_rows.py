@@ -20,7 +20,7 @@ from support.steady import (
     tiny_config,
 )
 
-from experiments.verdict import contracts, sizes, speeds, stages, verdict_models
+from experiments.verdict import contracts, model_sizes, speeds, verdict_models, verdict_stages
 from zoo import registry
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -112,29 +112,29 @@ def test_sizes_and_speeds(tmp_path: Path):
     few = {name: found[name] for name in ("transformer", "kda")}
 
     def lines() -> Iterator[str]:
-        yield from cells(sizes.size_rows(config, found, 16))
-        yield from cells(sizes.size_rows(changed(config, match="params"), few, 16))
+        yield from cells(model_sizes.size_rows(config, found, 16))
+        yield from cells(model_sizes.size_rows(changed(config, match="params"), few, 16))
         with pretended_times():
             for mode, chosen in (("training step", found), ("prefill", few), ("decode", few)):
                 yield from cells(speeds.speed_rows(config, chosen, 8, mode))
         with pretended_machine(None):
-            folder = stages.open_verdict(config, registry.get("mixer", "kda"), found)
-            yield f"{folder} {folder == stages.open_verdict(config, registry.get('mixer', 'kda'), found)}"
+            folder = verdict_stages.open_verdict(config, registry.get("mixer", "kda"), found)
+            yield f"{folder} {folder == verdict_stages.open_verdict(config, registry.get('mixer', 'kda'), found)}"
             yield f"commit {json.loads((folder / 'verdict.json').read_text())['commit']}"
             for keys in ({"verdict__lengths": [8]}, {"match": "params"}):
                 yield refusal(
-                    stages.open_verdict, changed(config, **keys), registry.get("mixer", "kda"), found
+                    verdict_stages.open_verdict, changed(config, **keys), registry.get("mixer", "kda"), found
                 )
-            yield refusal(stages.open_verdict, config, registry.get("mixer", "mla"), few)
+            yield refusal(verdict_stages.open_verdict, config, registry.get("mixer", "mla"), few)
         (folder / "verdict.json").write_text("nonsense")
-        yield refusal(stages.open_verdict, config, registry.get("mixer", "kda"), found)
+        yield refusal(verdict_stages.open_verdict, config, registry.get("mixer", "kda"), found)
         asked: list[str] = []
-        rows = stages._once(
+        rows = verdict_stages._once(
             folder / "x.csv",
             ("a", "b"),
             lambda: (asked.append("measured"), [{"a": 1, "c": 3}, {"b": 2.5}])[1],
         )
-        yield f"{rows} {stages._once(folder / 'x.csv', ('a', 'b'), lambda: 1 / 0)} {asked}"
-        yield f"{speeds.COLUMNS} {sizes.COLUMNS} {contracts.COLUMNS}"
+        yield f"{rows} {verdict_stages._once(folder / 'x.csv', ('a', 'b'), lambda: 1 / 0)} {asked}"
+        yield f"{speeds.COLUMNS} {model_sizes.COLUMNS} {contracts.COLUMNS}"
 
     check(RECORDED / "sizes_and_speeds.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

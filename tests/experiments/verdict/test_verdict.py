@@ -13,7 +13,7 @@ from support.program import Lab
 from support.tree_copy import copy_tree, python, shown
 
 from experiments.configuration.schema import Config
-from experiments.verdict import contracts, sizes, speeds, stages
+from experiments.verdict import contracts, model_sizes, speeds, verdict_stages
 from experiments.verdict.verdict_models import find_block, models, nearest_relative
 from zoo import ModelConfig, registry
 from zoo.errors import UserError
@@ -132,7 +132,7 @@ def test_outcomes_of_tests_become_a_row_a_contract():
 @pytest.mark.slow
 def test_sizes_are_those_of_the_matched_models():
     config = Config(match="params")
-    plain, own = sizes.size_rows(config, models(config.model, find_block("kda"), None), 64)
+    plain, own = model_sizes.size_rows(config, models(config.model, find_block("kda"), None), 64)
     assert own["parameters_non_embedding"] == pytest.approx(plain["parameters_non_embedding"], rel=0.01)
     assert plain["state_bytes"] == 2 * 64 * 64 * 4 * 4  # keys and values: tokens, width, layers, bytes
     heads = 2
@@ -148,23 +148,23 @@ def test_widths_are_matched_at_the_length_that_is_asked_for_and_else_at_the_mode
         asked.append((what, seq_len, length))
         return model
 
-    monkeypatch.setattr(sizes, "match", match)
+    monkeypatch.setattr(model_sizes, "match", match)
     for length in (None, 256):
         config = Config(match="flops", match_length=length)
-        assert sizes.matched(config, config.model, 64).data.seq_len == 64
+        assert model_sizes.matched(config, config.model, 64).data.seq_len == 64
     assert asked == [("flops", 64, None), ("flops", 64, 256)]
 
 
 def test_sizes_and_speeds_are_of_every_length(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(sizes, "size_rows", lambda config, models, length: [{"tokens": length}])
+    monkeypatch.setattr(model_sizes, "size_rows", lambda config, models, length: [{"tokens": length}])
     monkeypatch.setattr(
         speeds, "speed_rows", lambda config, models, length, mode: [{"tokens": length, "mode": mode}]
     )
     config = Config()
     config.verdict.lengths = [8, 16]
-    measured = stages.measure_sizes(tmp_path, config, {})
+    measured = verdict_stages.measure_sizes(tmp_path, config, {})
     assert [row["tokens"] for row in measured] == ["8", "16"]
-    timed = stages.measure_speeds(tmp_path, config, {})
+    timed = verdict_stages.measure_speeds(tmp_path, config, {})
     expected = [(length, mode) for length in ("8", "16") for mode in speeds.MODES]
     assert [(row["tokens"], row["mode"]) for row in timed] == expected
 
@@ -207,8 +207,8 @@ def test_a_verdict_goes_on_where_an_option_has_names_that_json_does_not_keep(tmp
 
     config, block = Config(results=str(tmp_path), name="v", device="cpu"), find_block("kda")
     found = {"transformer": Options({1: 0.5}), "kda": Options({2: 0.5})}
-    folder = stages.open_verdict(config, block, found)
-    assert stages.open_verdict(config, block, found) == folder
+    folder = verdict_stages.open_verdict(config, block, found)
+    assert verdict_stages.open_verdict(config, block, found) == folder
 
 
 @pytest.mark.slow
@@ -216,16 +216,19 @@ def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path,
     config = Config(results=str(tmp_path), name="v", match="params")
     block = find_block("kda")
     found = models(config.model, block, None)
-    folder = stages.open_verdict(config, block, found)
-    first = stages.measure_sizes(folder, config, found)
-    monkeypatch.setattr(sizes, "size_rows", None)
-    assert stages.measure_sizes(stages.open_verdict(config, block, found), config, found) == first
-    monkeypatch.setattr(stages, "file_hash", lambda _: "other")
+    folder = verdict_stages.open_verdict(config, block, found)
+    first = verdict_stages.measure_sizes(folder, config, found)
+    monkeypatch.setattr(model_sizes, "size_rows", None)
+    assert (
+        verdict_stages.measure_sizes(verdict_stages.open_verdict(config, block, found), config, found)
+        == first
+    )
+    monkeypatch.setattr(verdict_stages, "file_hash", lambda _: "other")
     with pytest.raises(UserError, match="holds a verdict with another file than now; give name="):
-        stages.open_verdict(config, block, found)
-    (folder / stages.RECORD).write_text("{", encoding="utf-8")
+        verdict_stages.open_verdict(config, block, found)
+    (folder / verdict_stages.RECORD).write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="cannot be read"):
-        stages.open_verdict(config, block, found)
+        verdict_stages.open_verdict(config, block, found)
 
 
 @pytest.mark.long

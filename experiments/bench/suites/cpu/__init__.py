@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.suites.cpu import lengths, memory, recurrences, steps
+from experiments.bench.suites.cpu import lengths, memory, recurrences, training_steps
 from experiments.configuration.schema import Config
 from zoo.errors import UserError
 
@@ -27,5 +27,5 @@ def run(config: Config) -> list[dict[str, Any]]:
     repeats = config.bench.repeats
     rows = recurrences.run(min(tried[-1], recurrences.TOKENS), repeats)
     rows += lengths.run(tried, repeats)
-    rows += steps.run(config)
+    rows += training_steps.run(config)
     return rows + memory.run(tried[-1], torch.get_num_threads())

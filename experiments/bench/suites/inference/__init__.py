@@ -27,10 +27,10 @@ from typing import Any
 
 from experiments.bench import result_table
 from experiments.bench.budget import GPU_LENGTHS
-from experiments.bench.suites.inference.cells import MODES, Cell
-from experiments.bench.suites.inference.compared_models import Bench
 from experiments.bench.suites.inference.inference_rows import COLUMNS
-from experiments.bench.suites.inference.subjects import subjects
+from experiments.bench.suites.inference.model_sources import timed_models
+from experiments.bench.suites.inference.model_timing import MODES, ModelTiming
+from experiments.bench.suites.inference.reference_models import Bench
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 
@@ -63,9 +63,9 @@ def _cells(config: Config, table: result_table.ResumableTable) -> Iterator[resul
     device = pick_device(config.device)
     lengths = sorted({*(config.bench.lengths or LENGTHS[device.type])})
     bench = Bench(config, table, shortest=lengths[0])
-    measured = subjects(config, device)
+    measured = timed_models(config, device)
     for length in lengths:
-        for subject in measured:
+        for timed in measured:
             for mode in MODES:
                 for batch in BATCHES:
-                    yield Cell(bench, subject, mode, length, batch).cell
+                    yield ModelTiming(bench, timed, mode, length, batch).cell

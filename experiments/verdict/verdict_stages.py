@@ -14,7 +14,7 @@ from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 from experiments.planning.plan import file_hash
 from experiments.system import machine
-from experiments.verdict import contracts, sizes, speeds
+from experiments.verdict import contracts, model_sizes, speeds
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.errors import UserError
@@ -71,12 +71,12 @@ def check_contracts(folder: Path, block: registry.Block) -> Rows:
 
 
 def measure_sizes(folder: Path, config: Config, models: dict[str, ModelConfig]) -> Rows:
-    """The rows of sizes.csv (`sizes.size_rows`), at all lengths."""
+    """The rows of model_sizes.csv (`model_sizes.size_rows`), at all lengths."""
     lengths = config.verdict.lengths
     return _once(
         folder / "sizes.csv",
-        sizes.COLUMNS,
-        lambda: [row for length in lengths for row in sizes.size_rows(config, models, length)],
+        model_sizes.COLUMNS,
+        lambda: [row for length in lengths for row in model_sizes.size_rows(config, models, length)],
     )
 
 

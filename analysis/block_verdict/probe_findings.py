@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.block_verdict.learned import model_in_runs
+from analysis.block_verdict.loss_findings import model_in_runs
 from analysis.block_verdict.verdict_tables import VerdictTables
 from analysis.loading.probe_measures import SUMMARY
 from analysis.loading.rate_sweeps import at_best_rates

@@ -26,7 +26,7 @@ from zoo.model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class TimedModel:
     """A model to measure: its name in the table, its configuration, and what makes it for contexts of a length."""
 
     name: str
@@ -34,12 +34,13 @@ class Subject:
     build: Callable[[int], LanguageModel]
 
 
-def subjects(config: Config, device: torch.device) -> list[Subject]:
+def timed_models(config: Config, device: torch.device) -> list[TimedModel]:
     """The models of bench.runs, and the presets that bench.cases names: all where there are no runs and no cases."""
     bench, known = config.bench, architectures(config.model)
     names = [] if bench.runs and bench.cases is None else matching_names(bench.cases, list(known))
     presets = [
-        Subject(name, known[name], functools.partial(_preset, config, known[name], device)) for name in names
+        TimedModel(name, known[name], functools.partial(_preset, config, known[name], device))
+        for name in names
     ]
     paths = [path for place in bench.runs or [] for path in _models_at(Path(place), config)]
     return presets + [_run(path, device) for path in dict.fromkeys(paths)]
@@ -58,13 +59,13 @@ def _models_at(place: Path, config: Config) -> Iterator[Path]:
         yield from found
 
 
-def _run(path: Path, device: torch.device) -> Subject:
+def _run(path: Path, device: torch.device) -> TimedModel:
     """The model at a path. Raises UserError where there is none."""
     card = read_card(path)
     if not isinstance(card.get("model"), dict):
         raise UserError(f"the {CARD} at {path} describes no model; export the model again")
     config = from_dict(ModelConfig, card["model"], recorded=True)
-    return Subject(_name(path, card), config, lambda length: zoo.load(path, device))
+    return TimedModel(_name(path, card), config, lambda length: zoo.load(path, device))
 
 
 def _name(path: Path, card: dict[str, Any]) -> str:

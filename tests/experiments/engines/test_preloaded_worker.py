@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.configuration.schema import Config
-from experiments.engines import cell, warm
+from experiments.engines import cell, preloaded_worker
 from experiments.engines.interface import PAUSED
-from experiments.engines.warm import Warm
+from experiments.engines.preloaded_worker import PreloadedWorker
 from experiments.system.paths import ROOT
 from experiments.system.torchrun import END, PARENT
 from experiments.training.launch import _environment
@@ -26,10 +26,10 @@ ENDS_AT_ONCE = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from experiments.engines.warm import Warm
+from experiments.engines.preloaded_worker import PreloadedWorker
 
-warm = Warm(1)
-print(warm.process.pid, file=warm.process.stdin, flush=True)  # a cell in its pipe, which is no record
+worker = PreloadedWorker(1)
+print(worker.process.pid, file=worker.process.stdin, flush=True)  # a cell in its pipe, which is no record
 os._exit(0)
 """
 
@@ -49,7 +49,11 @@ def test_a_starter_of_cells_trains_none_where_its_own_starter_is_gone_already():
 
 @pytest.mark.parametrize(
     ("module", "number"),
-    [("system.torchrun", END), ("training.rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
+    [
+        ("system.torchrun", END),
+        ("training.rank", signal.SIGKILL),
+        ("engines.preloaded_worker", signal.SIGKILL),
+    ],
 )
 @linux
 def test_a_process_whose_parent_is_another_one_by_now_ends_at_once(module: str, number: signal.Signals):
@@ -70,23 +74,23 @@ def without(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: st
 def test_a_harness_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch):
     without(tmp_path, monkeypatch, "lightning", "raise ImportError('no lightning on this node')")
     for _ in range(2):  # before it has read the cell, and after it has ended
-        warm = Warm(1)
-        assert warm.train(tmp_path / "cell.json", 1) == (
+        worker = PreloadedWorker(1)
+        assert worker.train(tmp_path / "cell.json", 1) == (
             None,
             "the harness cannot be loaded: ImportError: no lightning on this node",
         )
-        assert warm.process.wait() == 1
+        assert worker.process.wait() == 1
 
 
 @pytest.mark.parametrize("how", ["print('a word')", "os.system('echo a word')"])
 def test_what_cells_print_is_no_answer(tmp_path: Path, monkeypatch, capfd, how: str):
     without(tmp_path, monkeypatch, "lightning", f"import os\n{how}\nraise ImportError('none')")
-    warm = Warm(1)
-    assert warm.train(tmp_path / "cell.json", 1) == (
+    worker = PreloadedWorker(1)
+    assert worker.train(tmp_path / "cell.json", 1) == (
         None,
         "the harness cannot be loaded: ImportError: none",
     )
-    assert warm.process.wait() == 1
+    assert worker.process.wait() == 1
     said = capfd.readouterr()
     assert said.out == ""
     assert "a word" in said.err
@@ -100,7 +104,10 @@ def test_a_starter_of_cells_that_ends_without_a_word_is_told(
     tmp_path: Path, monkeypatch, end: str, said: str
 ):
     without(tmp_path, monkeypatch, "lightning", f"import os\n{end}")
-    assert Warm(1).train(tmp_path / "cell.json", 1) == (None, f"the process that starts cells: {said}")
+    assert PreloadedWorker(1).train(tmp_path / "cell.json", 1) == (
+        None,
+        f"the process that starts cells: {said}",
+    )
 
 
 @linux
@@ -111,15 +118,15 @@ def test_a_cell_trains_on_the_gpus_that_its_starter_sees_now(monkeypatch):
         "train_record",
         lambda record, sink, workers: (
             PAUSED,
-            f"{record} on {os.environ[warm.GPUS]}, {workers} at once{ends}",
+            f"{record} on {os.environ[preloaded_worker.GPUS]}, {workers} at once{ends}",
         ),
     )
     ends = []  # with its starter: a fork has no other one that ends it
-    monkeypatch.setattr(warm, "end_with_parent", lambda *given: ends.append(given))
-    monkeypatch.setenv(warm.GPUS, "0")
+    monkeypatch.setattr(preloaded_worker, "end_with_parent", lambda *given: ends.append(given))
+    monkeypatch.setenv(preloaded_worker.GPUS, "0")
     for gpus, seen in (("2,3", "2,3"), (None, "0")):
         asked = {"record": "cell.json", "workers": 4, "gpus": gpus}
-        assert warm._in_a_fork(asked) == (
+        assert preloaded_worker._in_a_fork(asked) == (
             PAUSED,
             f"cell.json on {seen}, 4 at once{[(signal.SIGKILL, os.getpid())]}",
         )
@@ -127,8 +134,10 @@ def test_a_cell_trains_on_the_gpus_that_its_starter_sees_now(monkeypatch):
 
 def test_a_starter_of_cells_has_their_threads_before_it_imports_anything(monkeypatch):
     started: list[dict[str, str]] = []
-    monkeypatch.setattr(warm.subprocess, "Popen", lambda command, env, **streams: started.append(env))
-    Warm(3)
+    monkeypatch.setattr(
+        preloaded_worker.subprocess, "Popen", lambda command, env, **streams: started.append(env)
+    )
+    PreloadedWorker(3)
     assert [started[0][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
     assert started[0][PARENT] == str(os.getpid())
 
@@ -137,12 +146,12 @@ def test_a_starter_of_cells_is_told_the_gpus_of_each(monkeypatch, tmp_path: Path
     """Ray gives the process that asks it other GPUs for every task."""
     told, answers = io.StringIO(), io.StringIO('[0, ""]\n[0, ""]\n')
     started = SimpleNamespace(stdin=told, stdout=answers)
-    monkeypatch.setattr(warm.subprocess, "Popen", lambda command, **options: started)
+    monkeypatch.setattr(preloaded_worker.subprocess, "Popen", lambda command, **options: started)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(warm.GPUS, raising=False)
-    starter = Warm(1)
+    monkeypatch.delenv(preloaded_worker.GPUS, raising=False)
+    starter = PreloadedWorker(1)
     assert starter.train(Path("cell.json"), 4) == (0, "")
-    monkeypatch.setenv(warm.GPUS, "2,3")
+    monkeypatch.setenv(preloaded_worker.GPUS, "2,3")
     starter.train(Path("cell.json"), 1)
     record = str(tmp_path / "cell.json")
     assert [json.loads(line) for line in told.getvalue().splitlines()] == [

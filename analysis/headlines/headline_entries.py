@@ -12,7 +12,7 @@ from pathlib import Path
 from analysis.comparing.task_levels import known_levels
 from analysis.headlines import papers
 from analysis.headlines.differences import study_of
-from analysis.ledger.entries import Claim
+from analysis.ledger.claim_entries import Claim
 from analysis.ledger.evidence import Evidence, Missing
 from analysis.ledger.judge import Entry, judge
 from analysis.loading.results import Results

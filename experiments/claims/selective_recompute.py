@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from experiments.bench import timing
 from experiments.bench.activation_memory import saved_bytes
@@ -29,7 +29,7 @@ def time_of_recomputation() -> Iterator[Number]:
     chosen = architectures(dataclasses.replace(ModelConfig(), d_model=256, depth=2))["orthgsa"]
     made = make_model(config, chosen, TOKENS, timing.CPU)
     step = TrainingStep(config, made, random_tokens(config, 1, TOKENS, timing.CPU))
-    times = in_turns({mode: _under(mode, step) for mode in ("none", "selective")}, 5)
+    times = in_turns({mode: step.recomputing(mode) for mode in ("none", "selective")}, 5)
     yield paired(
         "time of a training step with recomputation over one without", times["selective"], times["none"]
     )
@@ -50,11 +50,3 @@ def counts(step: TrainingStep, mode: str) -> tuple[int, int, int]:
         step.loss().backward()
     step.model.zero_grad(set_to_none=True)
     return flops.get_total_flops(), moved.total, saved_bytes(step.loss)
-
-
-def _under(mode: str, step: TrainingStep) -> Callable[[], None]:
-    def call() -> None:
-        step.set_recompute(mode)
-        step()
-
-    return call

@@ -1,7 +1,7 @@
 """Cells in forks of a process that has imported the harness: imports, which take seconds, are made once for many cells.
 
-The process (`python -m experiments.engines.warm`) reads a cell a line and writes how it ended. It starts no threads,
-which a fork would lose, and touches no GPU; what a cell leaves behind ends with its fork.
+The process (`python -m experiments.engines.preloaded_worker`) reads a cell a line and writes how it ended. It starts
+no threads, which a fork would lose, and touches no GPU; what a cell leaves behind ends with its fork.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Ended = tuple[int | None, str]
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Warm:
-    """The process as its starter sees it. Both it and the cell in it end when the starter does.
+class PreloadedWorker:
+    """A worker process that has already imported torch, as held by the process that started it; both end together.
 
     threads: of each cell; they have to be known before torch is imported.
     """
@@ -37,7 +37,7 @@ class Warm:
         count = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.engines.warm"],
+            [sys.executable, "-m", "experiments.engines.preloaded_worker"],
             env={**os.environ, **count, **as_parent(), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

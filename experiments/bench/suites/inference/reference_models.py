@@ -9,7 +9,7 @@ import torch
 from experiments.bench import result_table, timing
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.hugging_face.peer import NoPeer, Peer
-from experiments.bench.suites.inference.subjects import Subject
+from experiments.bench.suites.inference.model_sources import TimedModel
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device, pick_precision
@@ -29,13 +29,13 @@ class Bench:
         self.shortest = shortest
         half = pick_precision(config.trainer.precision, self.device) == "bf16"
         self.precision = torch.bfloat16 if half else torch.float32
-        self._made: tuple[Subject, int, ComparedModels] | None = None
+        self._made: tuple[TimedModel, int, ComparedModels] | None = None
 
-    def compared_models(self, subject: Subject, length: int) -> ComparedModels:
+    def compared_models(self, timed: TimedModel, length: int) -> ComparedModels:
         """Return the models for contexts of a length, those of the last cell where it had the same."""
-        if self._made is None or self._made[:2] != (subject, length):
+        if self._made is None or self._made[:2] != (timed, length):
             self.forget()
-            self._made = subject, length, ComparedModels(subject.build(length), self.precision)
+            self._made = timed, length, ComparedModels(timed.build(length), self.precision)
         return self._made[2]
 
     def forget(self) -> None:

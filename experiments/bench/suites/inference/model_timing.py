@@ -11,10 +11,10 @@ from experiments.bench import decoding, result_table, timing
 from experiments.bench.hugging_face.peer import Peer
 from experiments.bench.model_steps import autocast
 from experiments.bench.suites.inference.calls import STEPS, Call, decode_call, forward_call, prefill_call
-from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.inference_rows import compared, format_row
-from experiments.bench.suites.inference.subjects import Subject
+from experiments.bench.suites.inference.model_sources import TimedModel
+from experiments.bench.suites.inference.reference_models import Bench, ComparedModels
 from experiments.configuration.compose import model_color
 from experiments.system import machine
 from zoo.model import letters_of
@@ -39,12 +39,12 @@ MEMORY = 0.5
 NO_ROOM = "out of memory"
 
 
-class Cell:
+class ModelTiming:
     """One model in one mode at one length and batch."""
 
-    def __init__(self, bench: Bench, subject: Subject, mode: str, length: int, batch: int) -> None:
-        self.bench, self.subject, self.mode, self.length, self.batch = bench, subject, mode, length, batch
-        self.letters = letters_of(subject.config)
+    def __init__(self, bench: Bench, timed: TimedModel, mode: str, length: int, batch: int) -> None:
+        self.bench, self.timed, self.mode, self.length, self.batch = bench, timed, mode, length, batch
+        self.letters = letters_of(timed.config)
 
     @property
     def cell(self) -> result_table.Cell:
@@ -55,10 +55,10 @@ class Cell:
     def _kind(self) -> dict[str, Any]:
         """The columns that the cells of all lengths share."""
         return {
-            "model": self.subject.name,
+            "model": self.timed.name,
             "mode": self.mode,
             "batch": self.batch,
-            "d_model": self.subject.config.d_model,
+            "d_model": self.timed.config.d_model,
             "depth": len(self.letters),
             "precision": str(self.bench.precision).removeprefix("torch."),
         }
@@ -79,7 +79,7 @@ class Cell:
             note = result_table.failure_reason(error)
             if result_table.is_fatal(error):
                 rows = self._print([self._note(note)])
-                raise result_table.Crashed(f"{self.subject.name}: {error}", rows) from error
+                raise result_table.Crashed(f"{self.timed.name}: {error}", rows) from error
         self.bench.forget()
         return self._print([self._note(note)])
 
@@ -96,7 +96,7 @@ class Cell:
 
     def _what_fits(self) -> list[dict[str, Any]]:
         """All that are quick enough, in turns; where memory does not hold them together, the model alone."""
-        models = self.bench.compared_models(self.subject, self.length)
+        models = self.bench.compared_models(self.timed, self.length)
         reads, longer = self.mode == "prefill", self.length > self.bench.shortest
         there = {OWN: True, PEER: models.peer, PLAIN: models.plain, FORWARD: reads}
         there[SHORTEST] = longer and not reads
@@ -177,12 +177,12 @@ class Cell:
         }
 
     def _note(self, note: str, backend: str = "") -> dict[str, Any]:
-        return {**self._columns(backend or self.subject.config.backend), "note": note}
+        return {**self._columns(backend or self.timed.config.backend), "note": note}
 
     def _columns(self, backend: str) -> dict[str, Any]:
         return {
             "suite": "inference",
-            "color": model_color(self.subject.config, self.letters),
+            "color": model_color(self.timed.config, self.letters),
             "backend": backend,
             **self.cell.names,
             **result_table.machine_facts(self.bench.device),
