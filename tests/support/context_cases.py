@@ -149,6 +149,7 @@ def smoke() -> dict[str, dict]:
         "fallback": {"fallback": mixer_errors(timelines, documents, knows=False)},
         "mistakes": {place: mistake_errors(place) for place in MISTAKES},
         "gradients": added_gradients(documents),
+        "losses": losses_of_uneven_shards(),
         "received": {case.name: received(case.name, context(None)) for case in mixers},
     }
 
@@ -160,6 +161,21 @@ def added_gradients(ctx: Context) -> list[float | None]:
     parameters[1].grad = torch.tensor(3.0) if dist.get_rank() == 0 else None
     context_parallel.add_gradients(parameters, ctx.cut().shard)
     return [None if p.grad is None else p.grad.item() for p in parameters]
+
+
+def losses_of_uneven_shards() -> dict[str, float]:
+    """A loss whose last shard has one target: whole, in shards of all ranks, and in a group of this rank alone."""
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(2, TIME, 5, generator=generator, dtype=torch.float64)
+    targets = torch.randint(5, (2, TIME), generator=generator)
+    targets[:, TIME // 2 :], targets[0, -1] = -100, 2
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    cut = {"whole": context(None), "shards": context(None).cut(), "alone": context(None).cut(alone)}
+
+    def own(ctx: Context, x: Tensor) -> Tensor:
+        return x if ctx.shard is None else ctx.shard.own(x)
+
+    return {name: ctx.cross_entropy(own(ctx, logits), own(ctx, targets)).item() for name, ctx in cut.items()}
 
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.

@@ -112,6 +112,16 @@ def test_a_selection_by_several_seeds_counts_its_rates_once_and_its_seeds_in_eac
     assert found["selected_among"].to_dict() == {"one": 2, "three": 2}
 
 
+def test_only_rates_that_were_selected_are_named_at_an_end_of_those_tried():
+    rows = [
+        {"task": "", "model": "kda", "edge": "lowest", "chosen": True},
+        {"task": "", "model": "nsa", "edge": "lowest", "chosen": False},
+        {"task": "", "model": "mla", "edge": "highest", "chosen": False},
+    ]
+    (caveat,) = selection.caveats(pd.DataFrame(rows))
+    assert "was selected for kda: a lower one" in caveat
+
+
 def test_a_selection_that_was_recorded_twice_counts_once(tmp_path, write_run):
     """Beside the runs, and in a folder that was published of them: its cost would double."""
     run = write_run(tmp_path / "exp")

@@ -138,6 +138,13 @@ def test_articles_start_at_level_one_headings(article_rows):
     assert sum(document.rows for document in documents) == len(rows)
 
 
+def test_what_looks_like_a_heading_and_is_followed_by_text_starts_no_article():
+    """As the legend of a table does: behind a blank row, but with its table below."""
+    rows = [" = One = \n", "", " text \n", "", " = National record = \n", " 9.58 s \n", ""]
+    (document,) = wikitext.articles([rows])
+    assert document.text == "".join(rows)
+
+
 def test_articles_do_not_depend_on_how_files_are_cut(article_rows):
     rows = article_rows(5)
     whole = list(wikitext.articles([rows]))

@@ -14,7 +14,7 @@ from support.program import Lab
 
 import analysis
 from experiments import jobs
-from experiments.cli import perform
+from experiments.cli import perform, spelled_out
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
 from experiments.runs.folders import METRIC_COLUMNS, read_metrics
@@ -38,6 +38,17 @@ SUMMARY = {
     "versions": "python torch lightning",
     "machine": "host_cpu cores memory_bytes gpu? threads platform",
 }
+
+
+def test_a_word_behind_job_list_is_what_to_show_and_flags_stay_flags():
+    assert spelled_out(["job=list", "tasks", "--cfg=job", "-c", "seed=1"]) == [
+        "job=list",
+        "show=tasks",
+        "--cfg=job",
+        "-c",
+        "seed=1",
+    ]
+    assert spelled_out(["tasks", "--cfg"]) == ["tasks", "--cfg"]
 
 
 def test_the_summary_has_every_key_of_the_contract(finished: Lab):

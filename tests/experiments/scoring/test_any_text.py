@@ -95,6 +95,17 @@ def test_splits_of_a_data_set_are_read_alone(finished: Lab, other: Path, tmp_pat
     assert "no validation-*.parquet" in missing.err
 
 
+def test_each_split_of_another_text_is_named_as_its_own(other: Path, tmp_path: Path):
+    for split in ("validation", "test"):
+        pq.write_table(pa.table({"text": [other.read_text()]}), tmp_path / f"{split}-0.parquet")
+    cfg = DataConfig(name="wikitext2", path=str(tmp_path))
+    found = [(one.name, one.text) for one in read_splits(cfg, ["validation", "test"], ByteTokenizer())]
+    assert found == [
+        ("validation", "wikitext-2-raw-v1 validation"),
+        ("test", "wikitext-2-raw-v1 test"),
+    ]
+
+
 def test_tokens_are_those_of_the_saved_tokenizer_whatever_the_text(other: Path):
     tokenizer = train(["vowels and consonants " * 20], 300)
     cfg = DataConfig(name="text", path=str(other), tokenizer="bpe", vocab_size=4096)
