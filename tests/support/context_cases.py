@@ -164,18 +164,22 @@ def added_gradients(ctx: Context) -> list[float | None]:
 
 
 def losses_of_uneven_shards() -> dict[str, float]:
-    """A loss whose last shard has one target: whole, in shards of all ranks, and in a group of this rank alone."""
-    generator = torch.Generator().manual_seed(7)
+    """By how much losses in shards differ from the whole batch's, whose second half has one target.
+
+    In shards of all ranks; and in groups of one rank each, every one with a batch of its own.
+    """
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    alone = [dist.new_group([one]) for one in ranks][rank]
+    return {"all": _loss_error(7, context(None).cut()), "alone": _loss_error(rank, context(None).cut(alone))}
+
+
+def _loss_error(seed: int, ctx: Context) -> float:
+    generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, TIME, 5, generator=generator, dtype=torch.float64)
     targets = torch.randint(5, (2, TIME), generator=generator)
     targets[:, TIME // 2 :], targets[0, -1] = -100, 2
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    cut = {"whole": context(None), "shards": context(None).cut(), "alone": context(None).cut(alone)}
-
-    def own(ctx: Context, x: Tensor) -> Tensor:
-        return x if ctx.shard is None else ctx.shard.own(x)
-
-    return {name: ctx.cross_entropy(own(ctx, logits), own(ctx, targets)).item() for name, ctx in cut.items()}
+    found = ctx.cross_entropy(ctx.shard.own(logits), ctx.shard.own(targets))
+    return (found - context(None).cross_entropy(logits, targets)).abs().item()
 
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.
