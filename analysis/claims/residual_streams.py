@@ -9,8 +9,13 @@ from analysis.ledger.claim_entries import Claim, Part
 from analysis.ledger.evidence import Evidence, row_check, seeds_check
 from analysis.ledger.rules import GPU, Check, Contradiction, Lack, about, at_least, at_most
 from analysis.ledger.studies import after_last_layer, at_best_rate, gradient_ratio
+from analysis.loading.results import Results
 
-DEEP = "residual_rates_24"
+MEDIUM, DEEP = "residual_rates", "residual_rates_24"
+MEDIUM_COMMAND = (
+    "python run.py +experiment=residuals data=wikitext103 name=residual_rates; "
+    "python run.py job=probe runs=results/residual_rates"
+)
 DEEP_COMMAND = (
     "python run.py +experiment=residuals data=wikitext103 name=residual_rates_24 model.depth=24; "
     "python run.py job=probe runs=results/residual_rates_24"
@@ -94,6 +99,17 @@ def explosion(found: Evidence) -> Iterator[Part]:
     for depth in (12, 24):
         chosen = ratios[(ratios["residual"] == "ohc") & (ratios["depth"] == depth)]
         name = f"gradient, first over last, trained ohc, coefficients at ten times the rate, {depth} layers"
+        yield seeds_check(name, gradient_ratio(chosen), None, study, "times")
+    yield from _trained_gradients(found.study(MEDIUM, MEDIUM_COMMAND), 12)
+    yield from _trained_gradients(found.study(DEEP, DEEP_COMMAND), 24)
+
+
+def _trained_gradients(study: Results, depth: int) -> Iterator[Check]:
+    """Yield the growth of gradients over depth for each scheme by today's recipe, at its best rate."""
+    ratios = at_best_rate(study, "stream_gradient")
+    for scheme in ("add", "identity", "mhc", "ohc", "shc"):
+        chosen = ratios[(ratios["residual"] == scheme) & (ratios["depth"] == depth)]
+        name = f"gradient, first over last, trained {scheme}, {depth} layers"
         yield seeds_check(name, gradient_ratio(chosen), None, study, "times")
 
 
