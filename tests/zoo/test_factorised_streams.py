@@ -164,27 +164,28 @@ from support.peak_memory import peak
 from zoo import LanguageModel, ModelConfig
 from zoo.recompute import Recompute
 torch.set_num_threads(1)
-def step(r):
-    config = ModelConfig(pattern="F", depth=12, d_model=64, n_heads=2)
-    config.residual.name, config.residual.shc.factorise = "shc", r
-    model = LanguageModel(config, vocab_size=32, seq_len=512).train()
-    model.recompute = Recompute("{mode}")
-    tokens = torch.randint(32, (1, 512))
-    F.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
-step(1)
-before = peak()
-step(0)
-print(peak() - before)
+config = ModelConfig(pattern="F", depth=12, d_model=128, n_heads=2)
+config.residual.name, config.residual.shc.factorise = "shc", {r}
+model = LanguageModel(config, vocab_size=32, seq_len=1024).train()
+model.recompute = Recompute("{mode}")
+tokens = torch.randint(32, (1, 1024))
+F.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
+print(peak())
 """
+"""A step in a process of its own: what an earlier one left free would hide what the next one takes."""
 
 
 @pytest.mark.parametrize(("mode", "kept"), [pytest.param("none", 24, marks=pytest.mark.long), ("full", 12)])
 @pytest.mark.slow
 def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mode, kept, monkeypatch):
-    """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer."""
+    """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer.
+
+    Three vectors in place of four promise a third of it, and miss this.
+    """
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is free at once
-    promised = kept * 512 * 4 * 64 * 4 * (1 - 1 / 4)
-    assert printed_by(STEP.replace("{mode}", mode)) * 1024 > promised / 2
+    promised = kept * 1024 * 4 * 128 * 4 * (1 - 1 / 4)
+    whole, one = (printed_by(STEP.replace("{mode}", mode).replace("{r}", str(r))) for r in (0, 1))
+    assert (whole - one) * 1024 > promised / 2
 
 
 def test_harmonics_are_no_part_of_saved_weights():

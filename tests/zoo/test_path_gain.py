@@ -57,6 +57,16 @@ def test_the_way_through_the_coefficients_never_exceeds_the_gain(scheme, n, spre
         assert largest(made(scheme, spread, n, gain=GAIN), size) <= GAIN * ROUNDING
 
 
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_the_bound_counts_the_factor_before_the_cayley_map(scale):
+    """Without a cap the way through grows with it, and stays within the bound; with the cap within the gain."""
+    free = made("ohc", 0.1, gain=None, cayley_scale=scale)
+    assert largest(free) <= free.path_gain().item() * ROUNDING
+    unscaled = made("ohc", 0.1, gain=None)
+    assert free.path_gain().item() == pytest.approx(scale * unscaled.path_gain().item())
+    assert largest(made("ohc", 1.0, gain=GAIN, cayley_scale=scale)) <= GAIN * ROUNDING
+
+
 SERIES = {"inverse": "neumann", "neumann_terms": 4}
 
 
