@@ -163,7 +163,7 @@ def stability(found: Evidence) -> Iterator[Part]:
 
 
 def _at_high_rate(ablation: Results, name: str) -> pd.Series:
-    """What a model loses at three times the plain transformer's best rate, by seed: last validation losses in nats/token."""
+    """The loss at HIGH_RATE less that at BEST_RATE, by seed: last validation losses in nats/token."""
     rates = ablation.runs.set_index("run")["lr"]
     rows = ablation.metrics[(ablation.metrics["name"] == name) & (ablation.metrics["split"] == "validation")]
     last = rows.sort_values("step").groupby("run").last()
