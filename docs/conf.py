@@ -23,4 +23,5 @@ html_css_files = ["small.css"]
 
 
 def setup(app) -> None:
+    """Write the reference pages before anything is built."""
     app.connect("builder-inited", lambda _: reference.write())

@@ -34,7 +34,11 @@ def _tile(
     q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    """The positions [BS] of the keys from `start` on, their scores [BQ, BS] and ranks [BQ, BS]."""
+    """The positions [BS] of the keys from `start` on, their scores [BQ, BS] and ranks [BQ, BS].
+
+    in      q_rows [BQ·BH, BD], w_rows and bias_rows [BQ·BH]; inverse [BQ]: one over the weights' sum; k [T, DI]
+    layout  key_begin: the sequence's first key; last: the first position that there is not
+    """
     key = start + tl.arange(0, BS)
     k_tile = load_rows(k, key_begin + key, key < last, DI, BD)
     # I_ts = Σ_j w_tj·σ(z_tj,s)

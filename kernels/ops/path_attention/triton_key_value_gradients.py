@@ -22,7 +22,12 @@ def _values_inside(
     logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, v_column, dvalues,
     C: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Add to dv_j of the rows of block `own`: Σ_i P_ij·do_i over the queries of the same block."""
+    """Add to dv_j of the rows of block `own`: Σ_i P_ij·do_i over the queries of the same block.
+
+    in      logits [M, HEADS, C, C], grad [T, HEADS, VALUES], lse [T, HEADS]; dvalues, the sum so far
+    layout  own: the block's number; kv: the head of keys; row, v_column: what the program has of the block and of the
+            values; first, end: the block's first token and its sequence's end
+    """
     for at in range(0, GROUP * C, BC):
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
         lse_i = load_head_scalars(lse, first + query, end, head, HEADS)
