@@ -84,7 +84,7 @@ NUMBERS: dict[str, Callable[[], object]] = {
         mixer("mom").heads,
         mixer("mom").width,
     ),
-    r"The formula never goes below ([\d.]+)·k_base": least_of_the_growing_k,
+    r"formula never goes below ([\d.]+)·k_base": least_of_the_growing_k,
     r"exp never reaches I; this has ([\d.]+) on the diagonal": lambda: kernels.sinkhorn(4 * torch.eye(4))[
         0, 0
     ],
