@@ -24,7 +24,7 @@ class InputFactory:
         return self.weight(self.batch, self.length, *shape, dtype=dtype)
 
     def weight(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Standard normal, of this shape."""
+        """Standard normal [*shape]."""
         dtype = self.dtype if dtype is None else dtype
         if self._shapes_only:
             return torch.empty(shape, dtype=dtype, device="meta")
@@ -46,7 +46,7 @@ class InputFactory:
         return x if self._shapes_only else torch.sigmoid(x.detach()).requires_grad_()
 
     def ones(self, *shape: int) -> Tensor:
-        """fp32 ones, of this shape."""
+        """fp32 ones [*shape]."""
         x = torch.ones(shape, device=self.device)
         return x if self._shapes_only else x.requires_grad_()
 

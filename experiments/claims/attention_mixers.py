@@ -30,18 +30,18 @@ def randomised(mixer: Mixer, spread: float = 0.3) -> Mixer:
 
 
 def inputs(time: int = TOKENS) -> Tensor:
-    """Inputs of two sequences, fp64."""
+    """Random inputs [2, time, WIDTH], fp64."""
     return torch.randn(2, time, WIDTH, dtype=torch.float64)
 
 
 def outputs(mixer: Mixer, x: Tensor) -> Tensor:
-    """The mixer's outputs over whole sequences."""
+    """The mixer's outputs [B, T, D] of whole sequences x [B, T, D]."""
     with torch.no_grad():
         return mixer(x, Context.of(x[..., 0]))[0]
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The relative difference ‖a − b‖/‖b‖."""
+    """The relative difference ‖a − b‖/‖b‖ of tensors [...] of one shape."""
     return ((a - b).norm() / b.norm()).item()
 
 

@@ -21,7 +21,7 @@ normal = functools.partial(torch.randn, dtype=torch.float64)
 
 
 def keys(*shape: int) -> Tensor:
-    """Random vectors of length 1, fp64."""
+    """Random vectors of length 1, `shape`, fp64."""
     return F.normalize(normal(*shape), dim=-1)
 
 

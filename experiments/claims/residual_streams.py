@@ -36,7 +36,7 @@ def model(
 
 
 def tokens() -> Tensor:
-    """Two sequences of random tokens."""
+    """Random tokens [2, LENGTH], int64."""
     return torch.randint(VOCABULARY, (2, LENGTH))
 
 
