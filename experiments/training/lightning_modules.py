@@ -78,7 +78,7 @@ class LanguageModelling(pl.LightningModule):
         return total if group.replicas() == 1 else total / group.replicas()
 
     def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Mean cross-entropy [] in nats a token (of a task: an answer), the auxiliary losses [], and `batch_metrics`."""
+        """Mean cross-entropy [] in nats a token (of a task: an answer), auxiliary losses [], and `batch_metrics`."""
         own, ctx = own_part(batch)
         logits, aux = self.compute(own["tokens"], ctx)
         loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE)
