@@ -198,6 +198,25 @@ def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):
     assert of_hub == of_folder
 
 
+def test_files_of_the_hub_that_are_here_are_taken_without_asking_it(monkeypatch, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+    asked, here = [], True
+
+    def given(repository: str, name: str, local_files_only: bool) -> str:
+        asked.append(local_files_only)
+        if local_files_only and not here:
+            raise OSError("not fetched yet")
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", given)
+    tokenizer_kinds._gpt2_of_hub()
+    assert asked == [True, True]
+    here = False
+    asked.clear()
+    tokenizer_kinds._gpt2_of_hub()
+    assert asked == [True, False, False]
+
+
 def test_the_hub_is_asked_for_the_files_of_gpt2_by_repository_and_name(monkeypatch, tmp_path):
     asked = []
     hub = pytest.importorskip("huggingface_hub")

@@ -16,6 +16,11 @@ from experiments.bench.static.specialization import Specialised
 from experiments.bench.static.translate import Binary, Translator
 
 
+def test_architectures_are_those_that_the_compiler_knows_these_gpus_by():
+    """Hopper is sm_90, Ampere's A100 sm_80."""
+    assert {name: gpu.sm for name, gpu in GPUS.items()} == {"H200": 90, "H100": 90, "A100": 80}
+
+
 @pytest.mark.parametrize("name", list(GPUS))
 def test_a_fake_gpu_answers_with_its_sizes_as_long_as_it_is_in_use(name: str):
     gpu, before = GPUS[name], torch.cuda.device_count()
