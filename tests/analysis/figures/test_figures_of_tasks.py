@@ -17,7 +17,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import TASKS, TEXT
 from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
 from analysis.gallery import draw, draw_figures, listed
-from analysis.plotting.task_panels import chance_text, task_panels
+from analysis.plotting.task_panels import chance_text, model_panels, task_panels
 
 
 @pytest.fixture(scope="module")
@@ -301,3 +301,17 @@ def test_the_axis_says_what_the_difficulty_of_the_task_is_where_any_run_recorded
     axes = Figure().subplots()
     task_difficulty._difficulty_axis(axes, pd.DataFrame({"difficulty": [1.0, 4.0], "hardness": hardness}))
     assert axes.get_xlabel() == named
+
+
+def test_a_curve_of_many_points_has_eight_markers_or_so_and_a_short_one_has_all():
+    table = pd.DataFrame(
+        {"task": "mqar", "model": ["long", "short"], "color": "#117733", "chance": 0.1, "points": [24, 3]}
+    )
+
+    def curve(rows: pd.DataFrame) -> pd.DataFrame:
+        places = np.arange(rows["points"].iloc[0], dtype=float)
+        return pd.DataFrame({"mean": places, "min": places, "max": places}, index=places)
+
+    _, panels = model_panels(table, curve)
+    assert line(panels["mqar"], "long").get_markevery() == 3
+    assert line(panels["mqar"], "short").get_markevery() == 1
