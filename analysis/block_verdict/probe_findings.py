@@ -77,7 +77,7 @@ READINGS = (
 )
 
 
-def inside(tables: VerdictTables, results: Results | None) -> list[str]:
+def probe_sentences(tables: VerdictTables, results: Results | None) -> list[str]:
     """Return a sentence for every text or task and every reading that a probed model has."""
     if results is None:
         return []

@@ -24,7 +24,7 @@ from analysis.block_verdict.findings import (
 )
 from analysis.block_verdict.limitations import limitations
 from analysis.block_verdict.loss_findings import TESTS, learned_findings
-from analysis.block_verdict.probe_findings import METHOD, inside
+from analysis.block_verdict.probe_findings import METHOD, probe_sentences
 from analysis.block_verdict.verdict_tables import FOLDER, RECORD, TABLES, VerdictTables, read_verdict_tables
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.loading.results import Results
@@ -71,7 +71,7 @@ class Page(NamedTuple):
 def gather(tables: VerdictTables, results: Results | None) -> Page:
     """Gather the page; results: the runs of the verdict, None where nothing was trained."""
     learned = [] if results is None else list(learned_findings(tables, results))
-    probed = inside(tables, results)
+    probed = probe_sentences(tables, results)
     findings = [*learned, *count_findings(tables), *speed_findings(tables)]
     block = tables.record["block"]
     return Page(

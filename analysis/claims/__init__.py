@@ -3,4 +3,5 @@
 A module has CLAIMS (`analysis.ledger.claim_entries.Claim`): each with the claim in a sentence, its documents, the
 value that they give, the rule in words, and ``judge(evidence)``, which yields numbers with what the claim needs of
 them (Check), parts that nothing here can say yet (Lack) and numbers with which the claim's own formulas contradict it.
-The verdict follows from these alone (`analysis.ledger.rules`)."""
+The verdict follows from these alone (`analysis.ledger.rules`).
+"""

@@ -11,9 +11,9 @@ A mark is an HTML comment in the section of the numbers it names, after them:
     -->
 
 Its first line names a table (`analysis.number_checks.published_tables`) and conditions that hold for all its lines.
-Each further line is a piece of the text with `#` in place of a number (of several, the expressions are set off by ` ;
-`), a bar, and the expression for it (`analysis.number_checks.queries`). The piece must occur exactly once between the
-last heading and the mark, however it is wrapped there. The number must be what the table's rounds to at the digits
+Each further line is a piece of the text with `#` in place of a number (of several, the expressions are set off by
+` ; `), a bar, and the expression for it (`analysis.number_checks.queries`). The piece must occur exactly once between
+the last heading and the mark, however it is wrapped there. The number must be what the table's rounds to at the digits
 that are written: 0.037 is 0.0365 to 0.0375, 16,640 is itself; before a % sign the table's number counts a hundredfold.
 
     loss moves by # at most | >= EXPRESSION       a bound: the written number is at least (or: at most, below, above)
