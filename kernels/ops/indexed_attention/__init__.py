@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.indexed_attention.composed import composed
+from kernels.ops.indexed_attention.numba_ops import indexed_attention_numba, refuses_numba
 from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
 from kernels.ops.lightning_topk import AdaptiveK
 from kernels.ops.lightning_topk.scores import check_indexer
@@ -21,6 +22,7 @@ def _refuses(q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, *_args, **_options)
 
 OPERATION = Operation("indexed_attention")
 OPERATION.register("triton", composed("triton"), refuses=_refuses, suits=on_cuda)
+OPERATION.register("numba", indexed_attention_numba, refuses=refuses_numba, suits=always)
 OPERATION.register("torch", indexed_attention_torch, suits=always)
 OPERATION.register("reference", composed("reference"), suits=only_when_named)
 
@@ -48,9 +50,9 @@ def indexed_attention(
         o    = sparse_attention(q, k, v, S, gate_logits=gate_logits)
         loss = indexer_kl(q, k, q_idx, k_idx, w_idx, bias, τ, indices=S)
 
-    The same as these three, which docstrings of theirs define. On a CPU, where a mask over all keys costs less than
-    copies of the selected ones, they share what they compute: the indexer's scores serve selection, loss and gradient,
-    attention's weights its output and the loss's target.
+    The same as these three, which docstrings of theirs define. On a CPU they share what they compute: the indexer's
+    scores serve selection, loss and gradient, attention's weights its output and the loss's target. Numba's form reads
+    the selected rows where they stand; PyTorch's masks whole blocks where that costs less than copies.
 
     q, k, v     [B, Tq, H, K], [B, Tk, Hkv, K], [B, Tk, Hkv, V], as `sparse_attention` takes them; a shorter q aligns
                 with the end of k
@@ -60,12 +62,13 @@ def indexed_attention(
     scale       None: K^(−1/2)
     scores      "sigmoid" or "relu", as in `lightning_topk`
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, torch (fused or not, by cost), triton and reference (the three operations' forms of that name;
-                the loss of fewer queries than keys, which has no Triton form, by its torch form)
+    backend     auto, numba (fp32 on a CPU, Tq = Tk, nothing packed), torch (fused or not, by cost), triton and
+                reference (the three operations' forms of that name; the loss of fewer queries than keys, which has no
+                Triton form, by its torch form)
     returns     o [B, Tq, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
                 v, the loss in the indexer's inputs (once)
 
-    Memory of the fused form: T²/8 bytes for the selection, linear in T for all else.
+    Memory of the fused forms: T²/8 bytes for the selection, linear in T for all else.
     Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 1 to 4; OrthGSA, steps 3.3 to 3.5.
     """

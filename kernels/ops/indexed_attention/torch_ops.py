@@ -1,19 +1,13 @@
-"""The fused form on a CPU, as two operators; and when the three operations apart are cheaper."""
+"""PyTorch's form: fused where that is cheaper than the three operations apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dispatch import without_autocast
-from kernels.flops import attention_flops
-from kernels.gating import gated
-from kernels.ops.indexed_attention.backward import attend_backward
 from kernels.ops.indexed_attention.composed import composed
-from kernels.ops.indexed_attention.forward import Indexer, Output, attend
+from kernels.ops.indexed_attention.operators import fused
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
-from kernels.ops.lightning_topk.scores import wide
 from kernels.ops.sparse_attention.select import gathers
 
 
@@ -41,12 +35,21 @@ def indexed_attention_torch(
     if not _fuses(q, k, rule, cu_seqlens):
         options = {"rule": rule, "scale": scale, "scores": scores, "cu_seqlens": cu_seqlens}
         return composed("torch")(q, k, v, q_idx, k_idx, w_idx, bias, tau, gate_logits=gate_logits, **options)
-    indexer = wide(q_idx, k_idx, w_idx, bias, tau)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
-    settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    o, loss, *_ = indexed_attention_op(q, k, v, *indexer, *settings, scale, scores, learns)
-    return gated(o, gate_logits), loss
+    return fused(
+        q,
+        k,
+        v,
+        q_idx,
+        k_idx,
+        w_idx,
+        bias,
+        tau,
+        form="torch",
+        rule=rule,
+        gate_logits=gate_logits,
+        scale=scale,
+        scores=scores,
+    )
 
 
 def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> bool:
@@ -55,110 +58,3 @@ def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> 
         return False
     plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
     return plain and cu_seqlens is None and not gathers(rule.widest, k.shape[1], q.shape[2] // k.shape[2])
-
-
-@torch.library.custom_op("archzoo::indexed_attention", mutates_args=())
-def indexed_attention_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_idx: Tensor,
-    k_idx: Tensor,
-    w_idx: Tensor,
-    bias: Tensor,
-    tau: Tensor,
-    rule: str,
-    base: int,
-    least: int,
-    most: int,
-    beta: float,
-    reference: float,
-    scale: float,
-    scores: str,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """o [B, T, H, V], the loss [], then what else the backward needs: lse, bits, and the loss's gradients."""
-    indexer, adaptive = (
-        Indexer(q_idx, k_idx, w_idx, bias, tau),
-        AdaptiveK(rule, base, least, most, beta, reference),
-    )
-    with without_autocast(q):
-        out, loss, grads = attend(q, k, v, indexer, adaptive, scores, scale, learns)
-    grads = [x.new_empty(0) for x in indexer] if grads is None else grads
-    return out.o, loss, out.lse, out.bits, *grads
-
-
-@indexed_attention_op.register_fake
-def _(q, k, v, q_idx, k_idx, w_idx, bias, tau, *settings):
-    batch, time, heads, _ = q.shape
-    lse = q.new_empty(batch * k.shape[2], time * (heads // k.shape[2]), 1)
-    bits = q.new_empty(batch, time, (time + 7) // 8, dtype=torch.uint8)
-    grads = (x.new_empty(x.shape if settings[-1] else 0) for x in (q_idx, k_idx, w_idx, bias, tau))
-    return q.new_empty(*q.shape[:3], v.shape[-1]), torch.empty_like(tau), lse, bits, *grads
-
-
-@torch.library.custom_op("archzoo::indexed_attention_backward", mutates_args=())
-def indexed_attention_backward_op(
-    grad: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    bits: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    selected: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [B, T, H, K], k [B, T, Hkv, K] and v [B, T, Hkv, V] in their dtypes, for grad [B, T, H, V] of o.
-
-    o, lse, bits: the tensors of `Output`; selected, the most keys that a query has, is for the count of FLOPs.
-    """
-    with without_autocast(q):
-        found = attend_backward(grad, Output(o, lse, bits), q, k, v, scale)
-    return tuple(x.contiguous() for x in found)
-
-
-@indexed_attention_backward_op.register_fake
-def _(grad, o, lse, bits, q, k, v, scale, selected):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save(ctx, inputs, output):
-    rule, base, _, most, _, _, ctx.scale = inputs[8:15]
-    ctx.selected = base if rule == "none" else most
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(
-        False
-    )  # what only one of the two outputs reaches has no gradient from the other
-    ctx.save_for_backward(output[0], *output[2:], *inputs[:3])
-
-
-def _backward(ctx, grad, grad_loss, *_others):
-    o, lse, bits, *indexer, q, k, v = ctx.saved_tensors
-    attended, learned = (None,) * 3, (None,) * 5
-    if grad is not None:
-        attended = indexed_attention_backward_op(grad, o, lse, bits, q, k, v, ctx.scale, ctx.selected)
-    if grad_loss is not None and indexer[0].numel():
-        learned = (grad_loss * x for x in indexer)
-    return *attended, *learned, *(None,) * 9
-
-
-indexed_attention_op.register_autograd(_backward, setup_context=_save)
-
-
-@register_flop_formula(torch.ops.archzoo.indexed_attention)
-def _flops(q, k, v, q_idx, k_idx, w, bias, tau, rule, base, least, most, *more, out_shape=None, **_) -> int:
-    """As the three operations count: attention and the loss over as many keys as may be selected, scores of all."""
-    selected = min(base if rule == "none" else most, k[1])
-    queries, scores = q[0] * q[1], 2 * q_idx[2] * q_idx[3]
-    target = queries * selected * (2 * q[2] * q[3] + scores * (3 if more[-1] else 1))
-    return _attention_flops(q, k, v, selected) + queries * k[1] * scores + target
-
-
-@register_flop_formula(torch.ops.archzoo.indexed_attention_backward)
-def _backward_flops(grad, o, lse, bits, q, k, v, scale, selected, *, out_shape=None, **_) -> int:
-    return 2 * _attention_flops(q, k, v, selected)
-
-
-def _attention_flops(q, k, v, selected: int) -> int:
-    return attention_flops(q[0] * q[1] * q[2] * min(selected, k[1]), q[3], v[3])

@@ -1,16 +1,26 @@
 """indexed_attention: the fused blocks against its three operations; selection, gradients, cost and errors."""
 
+import functools
+
 import pytest
 import torch
-from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
+from support.kernel_cases import assert_agree, normal, packed, value_and_gradients
 from support.live_memory import LiveMemory
 from support.margins import below
 
 from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
 from kernels.flops import flop_counter
-from kernels.ops.indexed_attention import torch_ops
-from kernels.ops.indexed_attention.backward import FAINTEST, attend_backward
-from kernels.ops.indexed_attention.forward import Indexer, attend
+from kernels.numba_common import serving
+from kernels.ops.indexed_attention import OPERATION, numba_blocks, operators, torch_ops
+from kernels.ops.indexed_attention.fused_tensors import Indexer
+from kernels.ops.indexed_attention.torch_backward import FAINTEST, attend_backward
+from kernels.ops.indexed_attention.torch_forward import attend
+
+FORMS = {
+    "torch, fp64": ("torch", torch.float64),
+    "torch": ("torch", torch.float32),
+    "numba": ("numba", torch.float32),
+}
 
 NAMES = ("q", "k", "v", "q_idx", "k_idx", "w_idx", "bias", "tau")
 
@@ -74,23 +84,64 @@ def test_the_last_queries_alone_attend_and_learn_as_among_all(backend):
 
 
 @pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
+@pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_equal_the_three_operations(case, dtype, budget, monkeypatch):
+def test_fused_forms_equal_the_three_operations(case, form, dtype, budget, monkeypatch):
     monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
     inputs, options = CASES[case]
-    pair = [joined(backend=backend, **options) for backend in ("torch", "reference")]
+    pair = [joined(backend=backend, **options) for backend in (form, "reference")]
     assert_agree(*pair, [x.to(dtype) for x in inputs])
+
+
+WIDE = {
+    "several tiles of keys": (layer(1, 1100, 4, 1, 16, 24, 4, 24), {"rule": AdaptiveK("none", 300, 1, 300)}),
+    "five heads of 64 and 128": (layer(1, 140, 5, 1, 64, 128), {"rule": EIGHTH}),
+    "widths without a loop of their own": (layer(1, 140, 4, 2, 20, 33, 2, 40), {"rule": EIGHTH}),
+    "a part without a block": (layer(3, 9, 4, 4, 32, 8), {"rule": FIVE}),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("case", WIDE)
+def test_numba_equals_the_three_operations_at_every_width_and_on_threads(case, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    inputs, options = WIDE[case]
+    pair = [joined(backend=backend, **options) for backend in ("numba", "reference")]
+    assert_agree(*pair, [x.float() for x in inputs])
+
+
+def test_auto_takes_numba_for_fp32_and_says_why_it_cannot_take_others():
+    inputs, half = [x.float() for x in layer(1, 12)], [x.bfloat16() for x in layer(1, 12)[:3]]
+    choose = functools.partial(OPERATION.choose, rule=FIVE)
+    assert choose("auto", *inputs).name == "numba"
+    assert choose("auto", *layer(1, 12)).name == choose("auto", *half, *inputs[3:]).name == "torch"
+    later = [x[:, 4:] if index in (0, 3, 5) else x for index, x in enumerate(inputs)]
+    refused = {"float32, got float64": layer(1, 12), "as many queries as keys, got 8 and 12": later}
+    for reason, given in refused.items():
+        with pytest.raises(ValueError, match=reason):
+            choose("numba", *given)
+    with pytest.raises(ValueError, match="packed"):
+        choose("numba", *inputs, cu_seqlens=packed(5, 7))
+
+
+def test_without_numba_auto_takes_pytorch(monkeypatch):
+    monkeypatch.setattr(serving, "INSTALLED", False)
+    inputs = [x.float() for x in layer(1, 12)]
+    assert OPERATION.choose("auto", *inputs, rule=FIVE).name == "torch"
+    with pytest.raises(ValueError, match="numba package is not installed"):
+        OPERATION.choose("numba", *inputs, rule=FIVE)
 
 
 @pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
 @pytest.mark.parametrize("kind", ["sigmoid", "relu"])
-def test_it_selects_what_lightning_topk_selects_ties_included(kind, budget, monkeypatch):
+@pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
+def test_it_selects_what_lightning_topk_selects_ties_included(form, dtype, kind, budget, monkeypatch):
     monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
-    q, k, v, *indexer = layer(2, 90, signed=kind == "relu")
+    q, k, v, *indexer = (x.to(dtype) for x in layer(2, 90, signed=kind == "relu"))
     indexer[1] = indexer[1][:, torch.arange(90) % 7]  # every key stands at 12 or 13 places
     indexer[0][:, 40:] = 0  # and from here on all keys of a query score alike
-    out, *_ = attend(q, k, v, Indexer(*indexer), FIVE, kind, 1.0, False)
+    attends = numba_blocks.attend if form == "numba" else attend
+    out, *_ = attends(q, k, v, Indexer(*indexer), FIVE, kind, 1.0, False)
     places = lightning_topk(*indexer[:4], k=5, scores=kind)
     wanted = torch.zeros(2, 90, 91, dtype=torch.float64).scatter_(-1, places.long() % 91, 1)[..., :90]
     assert torch.equal(masks.unpack(out.bits, 90, torch.float64), wanted)
@@ -114,10 +165,11 @@ def test_memory_is_a_bit_a_pair_and_a_block_and_what_is_linear(monkeypatch):
     assert 1 / 12 < quadratic < 1 / 4
 
 
-def test_keys_that_nobody_selects_get_no_gradient_at_all():
+@pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
+def test_keys_that_nobody_selects_get_no_gradient_at_all(form, dtype):
     """Weights below e^−60 count as that in the backward: not those of hidden keys, which are 0."""
-    inputs = [x.requires_grad_() for x in layer(1, 60)]
-    o, _ = indexed_attention(*inputs, rule=AdaptiveK("none", 3, 1, 3))
+    inputs = [x.to(dtype).requires_grad_() for x in layer(1, 60)]
+    o, _ = indexed_attention(*inputs, rule=AdaptiveK("none", 3, 1, 3), backend=form)
     seen = lightning_topk(*(x.detach() for x in inputs[3:7]), k=3)[0, 30:].unique().tolist()
     dk, dv = torch.autograd.grad(o[:, 30:].square().sum(), inputs[1:3])
     hidden = [s for s in range(60) if s not in seen]
@@ -134,16 +186,28 @@ def test_scores_that_differ_by_hundreds_have_the_right_gradients():
     assert_agree(*pair, [300 * q, *rest])
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
-def test_numbers_that_are_none_come_through_and_stop_nothing(fused, monkeypatch):
+def test_numba_bears_scores_that_differ_by_hundreds():
+    q, *rest = (x.float() for x in layer(1, 40))
+    found = value_and_gradients(joined(backend="numba", rule=EIGHTH), [300 * q, *rest])
+    exact = value_and_gradients(
+        joined(backend="reference", rule=EIGHTH), [300 * q.double(), *(x.double() for x in rest)]
+    )
+    for got, wanted in zip(found, exact, strict=True):
+        below((got - wanted).abs().max() / wanted.abs().max(), 1e-2)
+
+
+@pytest.mark.parametrize(("form", "fused"), [("torch", True), ("torch", False), ("numba", True)])
+def test_numbers_that_are_none_come_through_and_stop_nothing(form, fused, monkeypatch):
     """A training run that diverges is told so by its loss, not by an index out of range."""
     monkeypatch.setattr(torch_ops, "gathers", lambda *_: not fused)
-    inputs = layer(1, 40)
+    dtype = torch.float32 if form == "numba" else torch.float64
+    inputs, right = ([x.to(dtype) for x in layer(1, 40)] for _ in range(2))
     inputs[3][0, 20] = torch.nan
     inputs[4][0, 7] = torch.nan
-    o, loss = indexed_attention(*inputs, rule=FIVE)
+    o, loss = indexed_attention(*inputs, rule=FIVE, backend=form)
     assert loss.isnan()
-    below((o[:, :7] - indexed_attention(*layer(1, 40), rule=FIVE)[0][:, :7]).abs().max(), 1e-13)
+    wanted = indexed_attention(*right, rule=FIVE, backend=form)[0]
+    below((o[:, :7] - wanted[:, :7]).abs().max(), 1e-13)
 
 
 def test_selecting_everything_is_full_attention():
@@ -196,7 +260,7 @@ def test_the_gate_is_that_of_sparse_attention(fused, monkeypatch):
 
 
 def test_what_the_fused_form_does_not_serve_is_computed_by_the_three_operations(monkeypatch):
-    monkeypatch.setattr(torch_ops, "indexed_attention_op", None)
+    monkeypatch.setattr(operators, "indexed_attention_op", None)
     inputs, options = layer(1, 20), {"cu_seqlens": packed(9, 0, 11)}
     assert_agree(joined(rule=FIVE, **options), joined(rule=FIVE, backend="reference", **options), inputs)
     half = [x.bfloat16() for x in inputs[:3]] + [x.float() for x in inputs[3:]]
@@ -212,11 +276,12 @@ def test_copies_are_cheaper_where_few_of_many_keys_may_be_selected(monkeypatch):
     assert fuses == [False, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["torch", "numba"])
 @pytest.mark.parametrize("rule", [FIVE, EIGHTH], ids=["5", "adaptive"])
-def test_it_counts_the_flops_of_the_three_operations(rule):
+def test_it_counts_the_flops_of_the_three_operations(rule, dtype):
     counts = []
     for device in ("cpu", "meta"):  # the meta device runs the three
-        inputs = [x.to(device).requires_grad_() for x in layer(2, 40)]
+        inputs = [x.to(device, dtype).requires_grad_() for x in layer(2, 40)]
         with flop_counter() as counter:
             o, loss = indexed_attention(*inputs, rule=rule)
             (o.sum() + loss).backward()
@@ -233,10 +298,11 @@ def test_compiles_in_one_graph():
 
 
 @pytest.mark.slow
-def test_the_operators_keep_what_they_promise_to_pytorch():
-    settings = ("inverse", 9, 2, 18, 1.0, 0.01, 0.35, "sigmoid", True)
-    inputs = [x.requires_grad_() for x in layer(1, 12)]
-    torch.library.opcheck(torch_ops.indexed_attention_op, (*inputs, *settings))
+@pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
+def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype):
+    settings = ("inverse", 9, 2, 18, 1.0, 0.01, 0.35, "sigmoid", True, form)
+    inputs = [x.to(dtype).requires_grad_() for x in layer(1, 12)]
+    torch.library.opcheck(operators.indexed_attention_op, (*inputs, *settings))
 
 
 BAD = {

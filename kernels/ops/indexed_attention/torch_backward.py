@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kernels import masks
 from kernels.ops.indexed_attention import layout
-from kernels.ops.indexed_attention.forward import Output, blocks, rows_of
+from kernels.ops.indexed_attention.fused_tensors import Output
+from kernels.ops.indexed_attention.torch_forward import blocks, rows_of
 
 FAINTEST = -60.0
 """Weights below e^−60 count as that: products of smaller ones may be denormal in fp32, which is slow."""

@@ -8,34 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels import masks
 from kernels.ops.indexed_attention import layout
+from kernels.ops.indexed_attention.fused_tensors import Indexer, Output
 from kernels.ops.indexed_attention.selection import Selected, select
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.query_blocks import Block, block_size, query_blocks
-
-
-class Indexer(NamedTuple):
-    """q [B, T, HI, DI], k [B, T, DI], w [B, T, HI], bias [HI], tau []."""
-
-    q: Tensor
-    k: Tensor
-    w: Tensor
-    bias: Tensor
-    tau: Tensor
-
-
-class Output(NamedTuple):
-    """o [B, T, H, V]; log-sum-exps by KV head [B·Hkv, T·G, 1]; the selection's bits [B, T, ⌈T/8⌉]."""
-
-    o: Tensor
-    lse: Tensor
-    bits: Tensor
 
 
 def blocks(q: Tensor) -> Iterator[Block]:

@@ -1,0 +1,6 @@
+"""Common parts of kernels that Numba compiles for a CPU: the calls they serve, the compiler, numbers, rows, threads."""
+
+from kernels.numba_common.serving import refusal
+from kernels.numba_common.threads import in_parts
+
+__all__ = ["in_parts", "refusal"]

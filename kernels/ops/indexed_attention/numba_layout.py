@@ -1,0 +1,92 @@
+"""Tensors as Numba's kernels read them: by sequence and KV head, rows filled up with zeros to whole vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.numba_common.rows import WIDTH
+from kernels.ops.indexed_attention.fused_tensors import Indexer
+from kernels.ops.indexed_attention.numba_forward import Attended, Indexed, Learned, Results, Rule
+from kernels.ops.indexed_attention.numba_select import TILE
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
+
+
+def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """[B, T, H, D] -> [B, Hkv, T, G', D']; zero heads fill up a multiple of four where those cost less than a rest."""
+    x = x.unflatten(2, (kv_heads, -1)).transpose(1, 2)
+    heads = -x.shape[3] % 4 if x.shape[3] % 4 > 1 else 0
+    return F.pad(x, (0, -x.shape[4] % WIDTH, 0, heads)).contiguous()
+
+
+def by_query(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `by_kv_head`: [B, Hkv, T, G', D'] -> [B, T, H, D], the shape that is wanted."""
+    kv_heads, (_, _, heads, width) = x.shape[1], shape
+    return x[:, :, :, : heads // kv_heads, :width].transpose(1, 2).flatten(2, 3)
+
+
+def keys_by_head(x: Tensor) -> Tensor:
+    """[B, T, Hkv, D] -> [B, Hkv, T, D']."""
+    return F.pad(x.transpose(1, 2), (0, -x.shape[3] % WIDTH)).contiguous()
+
+
+def keys_by_position(x: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `keys_by_head`: [B, Hkv, T, D'] -> [B, T, Hkv, D], as `like` is shaped."""
+    return x[..., : like.shape[3]].transpose(1, 2)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Attended:
+    """`Attended` of all sequences: q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V]."""
+    return Attended(by_kv_head(q * scale, k.shape[2]), keys_by_head(k), keys_by_head(v))
+
+
+def empty_results(q: Tensor, v: Tensor) -> Results:
+    """`Results` of all sequences, to be filled."""
+    batch, time, heads, _ = q.shape
+    o = torch.zeros_like(by_kv_head(q.new_empty(1, 1, heads, v.shape[3]), v.shape[2]))
+    bits = torch.zeros(batch, time, math.ceil(time / 8), dtype=torch.uint8)
+    lse = q.new_empty(batch, v.shape[2], time, heads // v.shape[2])
+    return Results(o.repeat(batch, 1, time, 1, 1), lse, bits)
+
+
+def indexed(indexer: Indexer, kind: str) -> Indexed:
+    """`Indexed` of all sequences; kind: the scores, "sigmoid" or "relu"."""
+    width, time = indexer.q.shape[3], indexer.k.shape[1]
+    q, k = (F.pad(x, (0, -width % WIDTH)).contiguous() for x in (indexer.q * width**-0.5, indexer.k))
+    k_t = F.pad(indexer.k.mT, (0, -time % TILE)).contiguous()
+    return Indexed(q, k, k_t, indexer.w.contiguous(), indexer.bias, indexer.tau, kind == "sigmoid")
+
+
+def empty_gradients(index: Indexed, parts: int) -> Learned:
+    """`Learned` of all sequences, zeros; k and the sums of each of so many parts."""
+    batch, time, width = index.k.shape
+    k = index.k.new_zeros(batch, parts, time, width)
+    sums = torch.zeros(batch, parts, 2 + len(index.bias), dtype=torch.float64)
+    return Learned(torch.zeros_like(index.q), k, torch.zeros_like(index.w), sums)
+
+
+def gradients(indexer: Indexer, learned: Learned) -> tuple[Tensor, Indexer]:
+    """The loss [] and its gradients in the shapes of the indexer's tensors, means over the batch."""
+    batch, _, _, width = indexer.q.shape
+    q, k = learned.q[..., :width] * (width**-0.5 / batch), learned.k.sum(1)[..., :width] / batch
+    sums = (learned.sums.sum((0, 1)) / batch).to(q.dtype)
+    loss, by_tau, by_bias = (
+        sums[at].clone() for at in (0, 1, slice(2, None))
+    )  # operators' results share nothing
+    return loss, Indexer(q, k, learned.w / batch, by_bias, by_tau)
+
+
+def rule_numbers(rule: AdaptiveK) -> Rule:
+    """The rule in numbers."""
+    kinds = (rule.rule == "seed", rule.rule == "inverse")
+    return Rule(*kinds, rule.base, rule.least, rule.widest, rule.beta, rule.reference)
+
+
+def arrays(tensors: Sequence[Tensor], *at: int) -> tuple[np.ndarray, ...]:
+    """The part `at` of every tensor [B, ...], as an array."""
+    return tuple(x[at].numpy() for x in tensors)
