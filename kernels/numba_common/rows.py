@@ -6,6 +6,7 @@ Rows are as wide as a multiple of WIDTH; heads beyond a multiple of four go one 
 from __future__ import annotations
 
 from kernels.numba_common.compiled import FAST, compiled
+from kernels.numba_common.layout import WIDTH
 from kernels.numba_common.numbers import F, exp32
 from kernels.numba_common.vectors import (
     LANES,
@@ -21,8 +22,7 @@ from kernels.numba_common.vectors import (
     totals,
 )
 
-WIDTH = 2 * LANES
-"""Numbers of a row that a pass over the keys holds in registers."""
+assert WIDTH == 2 * LANES  # what a pass over the keys holds in registers of each head
 
 
 @compiled(FAST)
@@ -236,15 +236,3 @@ def softmax_row(x, n):
     for j in range(n):
         x[j] *= inverse
     return highest, total
-
-
-@compiled(FAST)
-def place_after(places, first, last, end):
-    """The lowest j in [first, last] with places[j] ≥ end or j = last: places int32 [n], rising."""
-    while first < last:
-        middle = (first + last) >> 1
-        if places[middle] < end:
-            first = middle + 1
-        else:
-            last = middle
-    return first

@@ -1,7 +1,4 @@
-"""Selection, attention and the indexer's loss of one sequence, compiled by Numba: each query reads its own keys alone.
-
-Queries go by blocks, keys by tiles, so that the rows which a block reads stay near the processor.
-"""
+"""Selection, attention and the indexer's loss of one sequence, compiled by Numba: a query reads its own keys alone."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.numba_common.attention import QUERIES, attend_block
 from kernels.numba_common.compiled import FAST, compiled
 from kernels.numba_common.numbers import F, I, exp32, log32
-from kernels.numba_common.rows import add_rows, highest_of, place_after, scatter_rows, score_rows, softmax_row
+from kernels.numba_common.rows import add_rows, highest_of, scatter_rows
 from kernels.ops.indexed_attention.numba_select import (
     BUCKETS,
     count,
@@ -22,12 +20,6 @@ from kernels.ops.indexed_attention.numba_select import (
     select,
     variance,
 )
-
-QUERIES = 32
-"""Queries of a block."""
-
-KEYS = 256
-"""Keys of a tile."""
 
 TINY = F(np.finfo(F).tiny)
 
@@ -155,37 +147,24 @@ def keep(places, n, scores, active, bits, block, c):
 def attend(attended, results, block, first, last):
     """Attention of the queries [first, last) to the keys that they selected, and the mean of all heads' weights."""
     kv_heads, _, group = results.lse.shape
-    queries = last - first
-    share = F(1) / F(kv_heads * group)
-    begin = np.empty(queries, np.int64)
+    share, counts = F(1) / F(kv_heads * group), block.counts[: last - first]
+    begin = np.empty(last - first, np.int64)
     block.target[:] = F(0)
     for head in range(kv_heads):
-        begin[:] = 0
-        for tile in range(0, last, KEYS):
-            for c in range(queries):
-                places = block.places[c]
-                stop = place_after(places, begin[c], block.counts[c], tile + KEYS)
-                score_rows(
-                    attended.q[head, first + c], attended.k[head], places, begin[c], stop, block.weights[c]
-                )
-                begin[c] = stop
-        for c in range(queries):
-            n = block.counts[c]
+        q, lse, o = attended.q[head, first:last], results.lse[head, first:last], results.o[head, first:last]
+        attend_block(
+            q, attended.k[head], attended.v[head], block.places, counts, begin, block.weights, lse, o
+        )
+        for c in range(last - first):
             for g in range(group):
-                weights, target = block.weights[c, g], block.target[c]
-                highest, total = softmax_row(weights, n)
-                results.lse[head, first + c, g] = highest + F(math.log(total))
-                for j in range(n):
-                    target[j] += share * weights[j]
-        begin[:] = 0
-        for tile in range(0, last, KEYS):
-            for c in range(queries):
-                places = block.places[c]
-                stop = place_after(places, begin[c], block.counts[c], tile + KEYS)
-                add_rows(
-                    block.weights[c], attended.v[head], places, begin[c], stop, results.o[head, first + c]
-                )
-                begin[c] = stop
+                add_to(block.target[c], block.weights[c, g], share, counts[c])
+
+
+@compiled(FAST)
+def add_to(out, x, factor, n):
+    """out[:n] += factor·x[:n]."""
+    for j in range(n):
+        out[j] += factor * x[j]
 
 
 @compiled(FAST)

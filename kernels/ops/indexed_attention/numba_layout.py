@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.numba_common.rows import WIDTH
+from kernels.numba_common.layout import WIDTH, by_kv_head, keys_by_head
 from kernels.ops.indexed_attention.fused_tensors import Indexer
 from kernels.ops.indexed_attention.numba_forward import Attended, Indexed, Learned, Results, Rule
 from kernels.ops.indexed_attention.numba_select import TILE
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
-
-
-def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """[B, T, H, D] -> [B, Hkv, T, G', D']; zero heads fill up a multiple of four where those cost less than a rest."""
-    x = x.unflatten(2, (kv_heads, -1)).transpose(1, 2)
-    heads = -x.shape[3] % 4 if x.shape[3] % 4 > 1 else 0
-    return F.pad(x, (0, -x.shape[4] % WIDTH, 0, heads)).contiguous()
-
-
-def by_query(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `by_kv_head`: [B, Hkv, T, G', D'] -> [B, T, H, D], the shape that is wanted."""
-    kv_heads, (_, _, heads, width) = x.shape[1], shape
-    return x[:, :, :, : heads // kv_heads, :width].transpose(1, 2).flatten(2, 3)
-
-
-def keys_by_head(x: Tensor) -> Tensor:
-    """[B, T, Hkv, D] -> [B, Hkv, T, D']."""
-    return F.pad(x.transpose(1, 2), (0, -x.shape[3] % WIDTH)).contiguous()
-
-
-def keys_by_position(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `keys_by_head`: [B, Hkv, T, D'] -> [B, T, Hkv, D], as `like` is shaped."""
-    return x[..., : like.shape[3]].transpose(1, 2)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Attended:
@@ -85,8 +60,3 @@ def rule_numbers(rule: AdaptiveK) -> Rule:
     """The rule in numbers."""
     kinds = (rule.rule == "seed", rule.rule == "inverse")
     return Rule(*kinds, rule.base, rule.least, rule.widest, rule.beta, rule.reference)
-
-
-def arrays(tensors: Sequence[Tensor], *at: int) -> tuple[np.ndarray, ...]:
-    """The part `at` of every tensor [B, ...], as an array."""
-    return tuple(x[at].numpy() for x in tensors)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
+from kernels.ops.nsa_attention.numba_ops import nsa_attention_numba, refuses_numba
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
 from kernels.triton_common import lazily, refusal
@@ -55,6 +56,11 @@ def _suits(q: Tensor, *_args, **_options) -> bool:
     return on_cuda(q) and q.shape[1] > 1
 
 
+def _suits_numba(q: Tensor, *_args, **_options) -> bool:
+    """Return whether `auto` takes Numba: for more than one query."""
+    return q.shape[1] > 1
+
+
 OPERATION = Operation("nsa_attention")
 OPERATION.register(
     "triton",
@@ -62,6 +68,7 @@ OPERATION.register(
     refuses=_refuses,
     suits=_suits,
 )
+OPERATION.register("numba", nsa_attention_numba, refuses=refuses_numba, suits=_suits_numba)
 OPERATION.register("torch", nsa_attention_torch, suits=always)
 OPERATION.register("reference", nsa_attention_reference, suits=only_when_named)
 
@@ -105,7 +112,8 @@ def nsa_attention(
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk): blocks start anew in each
     backend     auto, triton (what auto takes on a GPU for more than one query; n ≤ 256, and a token's group of
-                heads at most 64 KiB), torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
+                heads at most 64 KiB), numba (on a CPU likewise; fp32, nothing packed), torch (blocks of queries; tiles
+                of queries by block), reference (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order

@@ -99,7 +99,7 @@ def attend(
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     for part in blocks:
         keys, values = (x[:, part.seen].to(dtype).transpose(1, 2) for x in (k, v))
-        weights = part.weights(_grouped(q[:, part.here], kv_heads), keys.mT)
+        weights = part.weights(grouped(q[:, part.here], kv_heads), keys.mT)
         out[:, part.here] = _ungrouped(weights @ values, part.queries)
         if on_weights is not None:
             on_weights(part, weights.unflatten(2, (part.queries, -1)))
@@ -116,7 +116,7 @@ def attend_backward(
     kv_heads, dtype = k.shape[2], q.dtype
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
     for part in blocks:
-        queries, d_out, given = (_grouped(x[:, part.here], kv_heads) for x in (q, grad, out))
+        queries, d_out, given = (grouped(x[:, part.here], kv_heads) for x in (q, grad, out))
         keys, values = (x[:, part.seen].to(dtype).transpose(1, 2) for x in (k, v))
         weights = part.weights(queries, keys.mT)
         d_scores = d_out @ values.mT
@@ -127,7 +127,7 @@ def attend_backward(
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _grouped(x: Tensor, kv_heads: int) -> Tensor:
+def grouped(x: Tensor, kv_heads: int) -> Tensor:
     """[B, C, H, D] -> [B, Hkv, C·G, D], the G heads of a KV head next to each other."""
     return x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(2, 3)
 

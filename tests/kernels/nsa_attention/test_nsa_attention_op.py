@@ -12,9 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import attention, nsa_attention, nsa_blocks
-from kernels.ops.nsa_attention import dense_branches, tiles
+from kernels.flops import flop_counter
+from kernels.ops.nsa_attention import OPERATION, dense_branches, tiles
 from kernels.ops.nsa_attention.block_topk import block_topk, importance
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
+from kernels.ops.nsa_attention.numba_ops import chosen_blocks_op, window_ranges
+from kernels.ops.nsa_attention.ranged_attention import ranged_attention_op
 from kernels.ops.nsa_attention.tiles import STRETCH
 from kernels.ops.nsa_attention.torch_ops import forward
 from kernels.query_blocks import BUDGET
@@ -54,12 +57,85 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+FORMS = {
+    "torch, fp64": ("torch", torch.float64),
+    "torch": ("torch", torch.float32),
+    "numba": ("numba", torch.float32),
+}
+DTYPES = {"torch": torch.float64, "reference": torch.float64, "numba": torch.float32}
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_blocks_equal_definition(case, dtype):
+def test_blocks_equal_definition(case, form, dtype):
     tensors, options = CASES[case]
-    pair = [partial(call, backend=backend, **options) for backend in ("torch", "reference")]
+    if form == "numba" and "cu_seqlens" in options:
+        with pytest.raises(ValueError, match="packed"):
+            call(*(x.to(dtype) for x in tensors), backend=form, **options)
+        return
+    pair = [partial(call, backend=backend, **options) for backend in (form, "reference")]
     assert_agree(*pair, [x.to(dtype) for x in tensors])
+
+
+WIDE = {
+    "several tiles of keys": (inputs(1, 700, 4, 1, 16, 24), {"n_select": 80, "window": 300}),
+    "five heads of 64 and 128": (inputs(1, 90, 5, 1, 64, 128), {}),
+    "fewer sequences than threads, sizes of their own": (
+        inputs(2, 75, 6, 2, 20, 33),
+        {"window": 9, "n_select": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("case", WIDE)
+def test_numba_equals_the_definition_at_every_width_and_on_threads(case, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    tensors, options = WIDE[case]
+    pair = [partial(call, backend=backend, **options) for backend in ("numba", "reference")]
+    assert_agree(*pair, [x.float() for x in tensors])
+
+
+@pytest.mark.slow
+def test_the_operators_of_ranges_keep_what_they_promise_to_pytorch():
+    q, k, v = (
+        x.float().requires_grad_() for x in (normal(2, 9, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 6))
+    )
+    t = torch.arange(9, dtype=torch.int32)
+    ranges = window_ranges(t, Sizes(4, 2, 4, 3, 5))
+    torch.library.opcheck(ranged_attention_op, (q, k, v, ranges, 0.3, 5))
+    torch.library.opcheck(chosen_blocks_op, (q.detach(), k.detach()[:, :3], 9, [4, 2, 4, 3, 5]))
+
+
+def test_numba_counts_the_flops_of_the_other_forms():
+    counts = []
+    for backend in ("numba", "torch"):
+        tensors = [x.float().requires_grad_() for x in inputs(2, 40)]
+        with flop_counter() as counter:
+            call(*tensors, backend=backend).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_auto_takes_numba_for_more_than_one_query_in_fp32():
+    for queries, dtype, wanted in (
+        (9, torch.float32, "numba"),
+        (9, torch.float64, "torch"),
+        (1, torch.float32, "torch"),
+    ):
+        q, q_rotated, *kv, gates = (x.to(dtype) for x in inputs(1, 9, queries=queries))
+        pairs = [tuple(kv[i : i + 2]) for i in (0, 2, 4)]
+        assert (
+            OPERATION.choose("auto", q, *pairs, gates, q_rotated=q_rotated, sizes=Sizes(**SMALL)).name
+            == wanted
+        )
+
+
+def test_equal_keys_choose_the_lower_blocks_in_numba_too():
+    """Five summaries, all alike: every block is as important, so that the lowest are read beside those that must be."""
+    q, k = normal(1, 48, 4, 8).float(), normal(1, 1, 2, 8).float().expand(1, 23, 2, 8).contiguous()
+    chosen = chosen_blocks_op(q, k, 48, [4, 2, 4, 4, 5])
+    assert chosen[0, 0, 47].tolist() == [0, 1, 10, 11]
 
 
 @pytest.mark.parametrize(("batch", "time"), [(1, 61), (3, 11)])
@@ -78,9 +154,9 @@ def only(branch: int, tensors: list[Tensor]) -> list[Tensor]:
     return [*tensors[:-1], torch.zeros_like(tensors[-1]).index_fill_(-1, torch.tensor(branch), 1)]
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", DTYPES)
 def test_the_selection_branch_with_everything_selected_is_full_attention(backend):
-    tensors = only(1, inputs(2, 37))
+    tensors = [x.to(DTYPES[backend]) for x in only(1, inputs(2, 37))]
     free = {1: "q_rotated", 4: "k", 5: "v"}
 
     def selection(q, k, v):
@@ -90,11 +166,11 @@ def test_the_selection_branch_with_everything_selected_is_full_attention(backend
     assert_agree(selection, partial(attention, backend="reference"), [tensors[i] for i in free])
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", DTYPES)
 def test_causality_is_token_by_token_inside_blocks(backend):
     """No branch passes a gradient to a token after the query; in compression, to a block that ends after it."""
     for t in (0, 3, 9, 18):
-        tensors = [x.requires_grad_() for x in inputs(1, 21)]
+        tensors = [x.to(DTYPES[backend]).requires_grad_() for x in inputs(1, 21)]
         call(*tensors, backend=backend)[0, t].sum().backward()
         reached = {name: x.grad.abs().sum((0, 2, 3)) > 0 for name, x in zip(NAMES, tensors, strict=True)}
         for name in ("v_slc", "v_win"):
@@ -104,9 +180,9 @@ def test_causality_is_token_by_token_inside_blocks(backend):
         assert torch.equal(reached["v_cmp"], seen), t
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", DTYPES)
 def test_a_query_that_sees_no_block_gets_zero(backend):
-    tensors = [x.requires_grad_() for x in only(0, inputs(2, 9))]
+    tensors = [x.to(DTYPES[backend]).requires_grad_() for x in only(0, inputs(2, 9))]
     out = call(*tensors, backend=backend)
     assert not out[:, :3].any()
     assert out[:, 3:].abs().amin() > 0
@@ -115,9 +191,9 @@ def test_a_query_that_sees_no_block_gets_zero(backend):
     assert not tensors[0].grad[:, :3].any()
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", DTYPES)
 def test_a_sequence_shorter_than_a_block_needs_no_blocks(backend):
-    tensors = inputs(1, 6, blocks=0)
+    tensors = [x.to(DTYPES[backend]) for x in inputs(1, 6, blocks=0)]
     out = call(*tensors, block_size=8, select_size=8, backend=backend)
     assert out.isfinite().all()
     assert not call(*only(0, tensors), block_size=8, select_size=8, backend=backend).any()
@@ -175,12 +251,13 @@ def test_the_group_selects_together():
     assert read.nonzero()[:, 0].tolist() == [0, 5, 8, 9]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["torch", "numba"])
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
 @pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens):
+def test_compiles_in_one_graph(cu_seqlens, dtype):
     torch.compiler.reset()
     compiled = torch.compile(partial(call, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager")
-    assert_agree(compiled, partial(call, cu_seqlens=cu_seqlens), inputs(1, 40))
+    assert_agree(compiled, partial(call, cu_seqlens=cu_seqlens), [x.to(dtype) for x in inputs(1, 40)])
 
 
 def test_packed_blocks_are_those_of_every_sequence():
@@ -265,7 +342,8 @@ def step(time):
     blocks = (time - 32) // 16 + 1
     made = lambda n, heads: torch.randn(1, n, heads, 8, requires_grad=True)
     pairs = [(made(n, 1), made(n, 1)) for n in (blocks, time, time)]
-    nsa_attention(made(time, 2), *pairs, torch.rand(1, time, 2, 3), **sizes).square().mean().backward()
+    gates = torch.rand(1, time, 2, 3)
+    nsa_attention(made(time, 2), *pairs, gates, **sizes, backend="{form}").square().mean().backward()
 step(2048)
 before = peak()
 step({time})
@@ -274,9 +352,10 @@ print(peak() - before)
 
 
 @pytest.mark.long
-def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pairs():
+@pytest.mark.parametrize("form", ["torch", "numba"])
+def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pairs(form):
     """One fp32 T × T matrix would be 1 GiB, T × T/16 scores of both heads 128 MiB."""
-    assert printed_by(STEP.replace("{time}", "16384")) < 100 * 1024
+    assert printed_by(STEP.replace("{time}", "16384").replace("{form}", form)) < 100 * 1024
 
 
 @pytest.mark.parametrize(
@@ -300,11 +379,11 @@ def test_errors_name_what_is_wrong(change, options, message):
         call(*tensors, **options)
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", DTYPES)
 @pytest.mark.parametrize(("queries", "seen"), [(1, 5), (4, 8), (7, 11)])
 def test_later_queries_need_only_the_keys_that_their_windows_see(queries, seen, backend):
     """The last 5 keys for one query, and one more for each further one; fewer would silently leave some out."""
-    *others, kw, vw, gates = inputs(1, 12, queries=queries, blocks=5)
+    *others, kw, vw, gates = (x.to(DTYPES[backend]) for x in inputs(1, 12, queries=queries, blocks=5))
     whole = call(*others, kw, vw, gates, backend=backend)
     near = call(*others, kw[:, -seen:], vw[:, -seen:], gates, backend=backend)
     torch.testing.assert_close(near, whole)

@@ -243,8 +243,8 @@ def test_the_last_keys_under_the_window_will_do_for_one_query_alone():
 
 
 def test_auto_takes_the_kernels_on_a_gpu_for_more_than_one_query():
-    """On a CPU it never does; a decoding step reads views of caches, which the kernels would copy."""
-    for queries, wanted in ((9, "triton" if DEVICE == "cuda" else "torch"), (1, "torch")):
+    """On a CPU it takes Numba's; a decoding step reads views of caches, which the kernels would copy."""
+    for queries, wanted in ((9, "triton" if DEVICE == "cuda" else "numba"), (1, "torch")):
         q, *rest = arguments(inputs(1, 9, queries=queries))
         assert OPERATION.choose("auto", q, *rest, q_rotated=q, sizes=Sizes(**SMALL)).name == wanted
 

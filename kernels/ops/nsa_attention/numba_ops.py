@@ -1,0 +1,108 @@
+"""Numba's form of native sparse attention: which keys each branch reads, as ranges, and attention to those."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.numba_common import refusal
+from kernels.ops.nsa_attention.block_topk import block_topk
+from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.dense_branches import compression_blocks, grouped
+from kernels.ops.nsa_attention.ranged_attention import ranged_attention_op
+
+Pair = tuple[Tensor, Tensor]
+
+
+def refuses_numba(
+    q: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    *,
+    q_rotated: Tensor,
+    cu_seqlens: Tensor | None = None,
+    **_options,
+) -> str | None:
+    """Return why Numba cannot serve a call of `nsa_attention`, None if it can."""
+    if cu_seqlens is not None:
+        return "takes no packed sequences"
+    return refusal(q, q_rotated, *compressed, *selected, *sliding)
+
+
+def nsa_attention_numba(
+    q: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    *,
+    q_rotated: Tensor,
+    sizes: Sizes,
+    scale: float | None = None,
+    cu_seqlens: None = None,
+) -> Tensor:
+    """Compute `kernels.nsa_attention` for what `refuses_numba` does not refuse; shapes as there."""
+    scale, time, near = (
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        selected[0].shape[1],
+        sliding[0].shape[1],
+    )
+    numbers = [sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window]
+    chosen = chosen_blocks_op(q.detach() * scale, compressed[0].detach(), time, numbers)
+    t = torch.arange(time - q.shape[1], time, dtype=torch.int32)
+    branches = (
+        (q, compressed, compression_ranges(t, sizes), compressed[0].shape[1]),
+        (
+            q_rotated,
+            selected,
+            selection_ranges(chosen, t, sizes),
+            min(time, sizes.n_select * sizes.select_size),
+        ),
+        (q_rotated, sliding, window_ranges(t + near - time, sizes), min(near, sizes.window)),
+    )
+    out = [
+        ranged_attention_op(queries, *kv, ranges, scale, most)[0] for queries, kv, ranges, most in branches
+    ]
+    g = gates.unsqueeze(-1)
+    return (g[..., 0, :] * out[0] + g[..., 1, :] * out[1] + g[..., 2, :] * out[2]).to(q.dtype)
+
+
+@torch.library.custom_op("archzoo::nsa_chosen_blocks", mutates_args=())
+def chosen_blocks_op(q: Tensor, k: Tensor, time: int, sizes: list[int]) -> Tensor:
+    """The blocks that each query reads, int32 [B, Hkv, T, n], in rising order, −1 where there are fewer.
+
+    q [B, T, H, K] with the scale in it, k [B, M, Hkv, K] of the compressed blocks; time: the keys to select from.
+    """
+    s = Sizes(*sizes)
+    chosen = q.new_empty(len(q), k.shape[2], q.shape[1], s.n_select, dtype=torch.int32)
+    for part in compression_blocks(q, time, s):
+        weights = part.weights(grouped(q[:, part.here], k.shape[2]), k[:, part.seen].permute(0, 2, 3, 1))
+        t = torch.arange(part.here.start, part.here.stop) + time - q.shape[1]
+        mean = weights.unflatten(2, (part.queries, -1)).mean(3)
+        chosen[:, :, part.here] = block_topk(mean, t, int(t[-1]), s)
+    return chosen.sort(-1).values
+
+
+@chosen_blocks_op.register_fake
+def _(q, k, time, sizes):
+    return q.new_empty(len(q), k.shape[2], q.shape[1], sizes[3], dtype=torch.int32)
+
+
+def compression_ranges(t: Tensor, sizes: Sizes) -> Tensor:
+    """The compressed blocks that end at positions t int32 [T] or before, [1, 1, T, 1, 2]."""
+    seen = torch.div(t + 1 - sizes.block_size, sizes.stride, rounding_mode="floor").add_(1).clamp_min_(0)
+    return torch.stack([torch.zeros_like(seen), seen], -1)[None, None, :, None]
+
+
+def selection_ranges(chosen: Tensor, t: Tensor, sizes: Sizes) -> Tensor:
+    """The tokens up to t int32 [T] of the chosen blocks [B, Hkv, T, n], [B, Hkv, T, n, 2]; none where that is −1."""
+    start = chosen.clamp_min(0) * sizes.select_size
+    stop = torch.minimum(start + sizes.select_size, t[:, None] + 1)
+    return torch.stack([start, torch.where(chosen < 0, start, stop)], -1)
+
+
+def window_ranges(t: Tensor, sizes: Sizes) -> Tensor:
+    """The last `window` keys up to t int32 [T], a place among those that there are, [1, 1, T, 1, 2]."""
+    return torch.stack([(t + 1 - sizes.window).clamp_min(0), t + 1], -1)[None, None, :, None]
