@@ -135,6 +135,11 @@ def test_every_test_behind_a_claim_exists_and_every_command_is_of_the_program():
                 assert re.match(r"python run\.py (job=\w+|\+experiment=\w+)", command), command
 
 
+def test_all_claims_are_chosen_where_none_is_named():
+    assert [claim.number for claim in ledger.chosen([])] == sorted(CLAIMS)
+    assert [claim.number for claim in ledger.chosen([7, 3])] == [3, 7]
+
+
 def test_an_unknown_claim_is_refused():
     with pytest.raises(ledger.claim_entries.ResultsError, match="no claim 30; there are 1 to 29"):
         ledger.chosen([1, 30])

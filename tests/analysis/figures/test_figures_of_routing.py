@@ -192,6 +192,13 @@ def test_a_panel_a_choice_and_no_empty_frame(choices):
     assert titles == [f"timeline {n}: {100 / choices:.0f} % of tokens" for n in names]
 
 
+def test_a_token_that_went_somewhere_just_five_times_is_typical(tmp_path, write_run):
+    """As the caption says, "at least 5"; one of four is too rare."""
+    write_routed(tmp_path / "exp", write_run, counts={(0, 0): np.array([[5, 20, 0], [0, 30, 4]])})
+    table = timeline_tokens.table(load_results(tmp_path / "exp"))
+    assert sorted(table["count"]) == [5, 30]
+
+
 def test_too_little_text_has_no_typical_tokens(tmp_path, write_run):
     write_routed(tmp_path / "exp", write_run, counts={(0, 0): np.array([[1, 2], [3, 4]])})
     with pytest.raises(NoData, match="no token went to one place 5 times"):

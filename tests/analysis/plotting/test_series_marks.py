@@ -60,6 +60,16 @@ def test_an_inlined_figure_shares_no_id_and_keeps_its_references(svg):
     assert "viewBox" in page
 
 
+def test_points_of_several_models_belong_to_none_of_them(tmp_path):
+    """They would vanish with the one whose colour came first."""
+    figure, (axes,) = new_figure(1)
+    both = axes.scatter([0, 1], [0, 1], c=[style.color for style in STYLES.values()])
+    own = axes.scatter([0, 1], [1, 0], c=[STYLES["kda"].color] * 2)
+    mark_series(figure, STYLES)
+    assert both.get_gid() is None
+    assert own.get_gid().startswith(f"series.{KDA}.")
+
+
 def test_comments_that_quote_a_label_do_not_reach_the_page(tmp_path):
     figure, (axes,) = new_figure(2)
     axes.set_title("--!><script>alert(1)</script>")

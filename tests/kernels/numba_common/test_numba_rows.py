@@ -1,0 +1,167 @@
+"""Compiled parts of CPU kernels: exp and log, products with chosen rows, extrema, the cache and threads."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support.margins import below
+
+from kernels.numba_common import compiled as compiler
+from kernels.numba_common import in_parts
+from kernels.numba_common.attention import place_after
+from kernels.numba_common.compiled import EXACT, compiled
+from kernels.numba_common.numbers import exp32, log32
+from kernels.numba_common.rows import add_rows, highest_of, lowest_of, scatter_rows, score_rows, softmax_row
+
+UNIT = 2.0**-24
+"""Half the distance of neighbouring fp32 numbers at 1, which one rounding is off by at most."""
+
+SHAPES = [(g, width) for g in (1, 4, 5, 8) for width in (32, 96)]
+
+
+@compiled(EXACT)
+def exp_of(x, out):
+    for i in range(x.size):
+        out[i] = exp32(x[i])
+
+
+@compiled(EXACT)
+def log_of(x, out):
+    for i in range(x.size):
+        out[i] = log32(x[i])
+
+
+def test_exp_is_within_three_roundings_and_stays_at_its_ends():
+    x = np.linspace(-87, 88, 100_003, dtype=np.float32)
+    out = np.empty_like(x)
+    exp_of(x, out)
+    # Rounding x·log2(e) leaves r, whose last bits weigh up to 2^-25 beside the polynomial's own error and rounding.
+    below(np.abs(out / np.exp(x.astype(np.float64)) - 1).max(), 4 * UNIT)
+    edges = np.array([-1e30, -np.inf, 1e30, np.nan], np.float32)
+    exp_of(edges, out[:4])
+    assert 0 < out[0] == out[1] < 2e-38
+    assert 1e38 < out[2] < math.inf
+    assert math.isnan(out[3])
+
+
+def test_log_is_near_from_the_least_normal_number_to_the_largest():
+    x = np.exp(np.linspace(-87.3, 88.7, 100_003)).astype(np.float32)
+    out = np.empty_like(x)
+    log_of(x, out)
+    wanted = np.log(x.astype(np.float64))
+    below((np.abs(out - wanted) / np.maximum(np.abs(wanted), 0.1)).max(), 8 * UNIT)
+
+
+def made(group: int, width: int, n: int):
+    """x [G, D], rows [T, D], weights [G, n] and rising places [n]."""
+    rng = np.random.default_rng(group * width + n)
+    x, weights = (rng.standard_normal((group, size)).astype(np.float32) for size in (width, n))
+    rows = rng.standard_normal((2 * n, width)).astype(np.float32)
+    return x, rows, weights, np.sort(rng.permutation(2 * n)[:n]).astype(np.int32)
+
+
+@pytest.mark.parametrize(("group", "width"), SHAPES)
+@pytest.mark.parametrize("span", [(0, 27), (3, 26), (9, 9)], ids=["all", "some", "none"])
+def test_products_with_chosen_rows_are_those_of_matrices(group, width, span):
+    x, rows, weights, places = made(group, width, 27)
+    here, (first, last) = places[slice(*span)].astype(int), span
+    scores, sums, whole = np.zeros((group, 27), np.float32), x.copy(), rows.copy()
+    score_rows(x, rows, places, first, last, scores)
+    add_rows(weights, rows, places, first, last, sums)
+    scatter_rows(weights, x, places, first, last, whole)
+    wide, chosen, part = x.astype(np.float64), rows[here].astype(np.float64), weights[:, first:last]
+    wanted = np.zeros_like(scores, np.float64)
+    wanted[:, first:last] = wide @ chosen.T
+    # A sum of n products of normal numbers is off by at most n roundings of it; far fewer in practice.
+    limit = 16 * (width + 27) * UNIT
+    below(np.abs(scores - wanted).max(), limit)
+    below(np.abs(sums - (wide + part @ chosen)).max(), limit)
+    scattered = rows.astype(np.float64)
+    scattered[here] += part.T @ wide
+    below(np.abs(whole - scattered).max(), limit)
+
+
+def test_equal_rows_have_equal_scores_wherever_four_of_them_stand():
+    x, rows, *_ = made(4, 64, 16)
+    rows[:] = rows[5]
+    scores = np.zeros((4, 16), np.float32)
+    score_rows(x, rows, np.arange(16, dtype=np.int32), 0, 16, scores)
+    assert (scores == scores[:, :1]).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 9, 64])
+def test_extrema_and_softmax_of_the_first_numbers(n):
+    x = np.random.default_rng(n).standard_normal(70).astype(np.float32)
+    assert highest_of(x, n) == x[:n].max()
+    assert lowest_of(x, n) == x[:n].min()
+    weights = x.copy()
+    highest, total = softmax_row(weights, n)
+    wanted = np.exp(x[:n].astype(np.float64) - x[:n].max())
+    assert highest == x[:n].max()
+    below(abs(total / wanted.sum() - 1), 16 * UNIT)
+    below(np.abs(weights[:n] / (wanted / wanted.sum()) - 1).max(), 32 * UNIT)
+    assert (weights[n:] == x[n:]).all()
+
+
+def test_numbers_that_are_none_are_passed_over_and_stay():
+    x = np.array([1, np.nan, 3, 2, np.nan, 0], np.float32)
+    assert highest_of(x, 6) == 3
+    assert lowest_of(x, 6) == 0
+    softmax_row(x, 6)
+    assert np.isnan(x).all()
+
+
+def test_places_are_cut_where_a_tile_ends():
+    places = np.array([0, 3, 4, 9, 12], np.int32)
+    for first, last, end in ((0, 5, 4), (2, 5, 4), (0, 5, 99), (1, 3, 9), (5, 5, 0)):
+        wanted = first + sum(place < end for place in places[first:last])
+        assert place_after(places, first, last, end) == wanted
+
+
+def test_the_cache_belongs_to_the_sources_of_all_compiled_kernels(tmp_path, monkeypatch):
+    """Numba compares the file of a kernel alone; a change in a function that it calls must not go unseen."""
+    (tmp_path / "numba_common").mkdir()
+    (tmp_path / "ops").mkdir()
+    shared, own, other = (
+        tmp_path / name for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py")
+    )
+    for path in (shared, own, other):
+        path.write_text("1")
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
+    compiler.cache_folder.cache_clear()
+
+    def folder() -> str:
+        compiler.cache_folder.cache_clear()
+        return compiler.cache_folder()
+
+    folders = [folder()]
+    for path in (shared, own, other):
+        path.write_text("2")
+        folders.append(folder())
+    compiler.cache_folder.cache_clear()
+    assert len(set(folders[:3])) == 3
+    assert folders[3] == folders[2]  # PyTorch's forms have no part in it
+
+
+def test_parts_run_on_threads_and_tell_what_they_raise(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    seen, names = [], set()
+    barrier = threading.Barrier(3, timeout=60)
+
+    def work(part: int, parts: int) -> None:
+        barrier.wait()
+        seen.append((part, parts))
+        names.add(threading.current_thread().name)
+
+    in_parts(work, 3)
+    assert sorted(seen) == [(0, 3), (1, 3), (2, 3)]
+    assert len(names) == 3
+
+    def fails(part: int, parts: int) -> None:
+        if part == 1:
+            raise ValueError("part 1")
+
+    with pytest.raises(ValueError, match="part 1"):
+        in_parts(fails, 3)
