@@ -232,8 +232,8 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps, batch times length (null: the suite's own).
-    cases: suites kernels, compile, static, models, steps, traffic and inference, beginnings of the names to measure
-        (null: all; of inference none where there are runs).
+    cases: suites kernels, compile, static, models, mixers, steps, traffic and inference, beginnings of the names to
+        measure (null: all; of inference none where there are runs).
     runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs: suite harness, times that both loops, Lightning's and the bare one, are timed after each other.

@@ -12,7 +12,7 @@ from experiments.jobs import Job
 from experiments.planning.checks import check_choices, check_numbers
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "inference", "kernels", "models", "static", "steps", "traffic")
+_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "static", "steps", "traffic")
 _WITH_RUNS = "inference"
 
 

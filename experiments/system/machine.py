@@ -17,7 +17,7 @@ import torch
 
 from experiments.system.paths import ROOT
 
-PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
+PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy", "numba")
 
 ROOMS = ("zoo", "kernels", "experiments", "analysis", "conf")
 """Folders whose files are part of what runs, whether git knows them or not."""

@@ -79,11 +79,11 @@ def spread(_context, x):
 
 @intrinsic
 def multiply_add(_context, a, b, c):
-    """a·b + c, rounded once."""
+    """a·b + c, rounded once where the processor can."""
 
     def code(_, builder, __, arguments):
         kind = ir.FunctionType(_CODE, [_CODE] * 3)
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
         return builder.call(function, arguments)
 
     return VECTOR(VECTOR, VECTOR, VECTOR), code
