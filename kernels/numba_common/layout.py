@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,8 +43,3 @@ def keys_by_position(x: Tensor, like: Tensor) -> Tensor:
 def arrays(tensors: Sequence[Tensor], *at: int) -> tuple[np.ndarray, ...]:
     """The part `at` of every tensor [B, ...], as an array."""
     return tuple(x[at].numpy() for x in tensors)
-
-
-def parts_of(x: Tensor) -> int:
-    """How many parts each sequence of x [B, ...] has, so that every thread has one."""
-    return math.ceil(torch.get_num_threads() / len(x))

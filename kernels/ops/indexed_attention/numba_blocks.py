@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.numba_common import in_parts
-from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_position, parts_of
+from kernels.numba_common import in_parts, parts_of
+from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_position
 from kernels.ops.indexed_attention import numba_layout as layout
 from kernels.ops.indexed_attention.fused_tensors import Indexer, Output
 from kernels.ops.indexed_attention.numba_backward import Gradients, backward
@@ -23,23 +23,22 @@ def attend(
     q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], all fp32; kind: the scores, "sigmoid" or "relu".
     """
     q, k, v, *tensors = (x.detach() for x in (q, k, v, *indexer))
-    indexer, parts, numbers = Indexer(*tensors), parts_of(q), layout.rule_numbers(rule)
+    indexer, parts, numbers = Indexer(*tensors), parts_of(len(q)), layout.rule_numbers(rule)
     attended, found = layout.attended(q, k, v, scale), layout.empty_results(q, v)
     index = layout.indexed(indexer, kind)
     learned = layout.empty_gradients(index, parts)
     constants = (index.bias.numpy(), np.float32(index.tau), index.sigmoid)
 
-    def work(task: int, _tasks: int) -> None:
-        b, part = divmod(task, parts)
-        by_query, by_key = (
+    def work(b: int, part: int) -> None:
+        (d_q, d_w), (d_k, sums) = (
             arrays((learned.q, learned.w), b),
             arrays((learned.k, learned.sums), b, part),
         )
-        own = Learned(by_query[0], by_key[0], by_query[1], by_key[1])
+        own = Learned(d_q, d_k, d_w, sums)
         inputs = (Attended(*arrays(attended, b)), Indexed(*arrays(index[:4], b), *constants))
         forward(*inputs, numbers, Results(*arrays(found, b)), own, learns, part, parts)
 
-    in_parts(work, len(q) * parts)
+    in_parts(work, len(q))
     o = by_query(found.o, (*q.shape[:3], v.shape[3]))
     output = Output(o, found.lse.flatten(0, 1).flatten(1).unsqueeze(-1), found.bits)
     loss, grads = layout.gradients(indexer, learned)
@@ -51,19 +50,18 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for q, k, v from that of o, grad [B, T, H, V]; all fp32."""
     grad, q, k, v, o, lse, bits = (x.detach() for x in (grad, q, k, v, *out))
-    kv_heads, parts = k.shape[2], parts_of(q)
+    kv_heads, parts = k.shape[2], parts_of(len(q))
     attended = layout.attended(q, k, v, scale)
     lse = lse.view(len(q), kv_heads, q.shape[1], -1)
     found = Results(by_kv_head(o, kv_heads), lse, bits)
     d_out, d_q = by_kv_head(grad, kv_heads), torch.zeros_like(attended.q)
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in (attended.k, attended.v))
 
-    def work(task: int, _tasks: int) -> None:
-        b, part = divmod(task, parts)
+    def work(b: int, part: int) -> None:
         own = Gradients(d_q[b].numpy(), *arrays((d_k, d_v), b, part))
         inputs = (Attended(*arrays(attended, b)), Results(*arrays(found, b)))
         backward(*inputs, d_out[b].numpy(), own, part, parts)
 
-    in_parts(work, len(q) * parts)
+    in_parts(work, len(q))
     dk, dv = keys_by_position(d_k.sum(1), k), keys_by_position(d_v.sum(1), v)
     return by_query(d_q.mul_(scale), q.shape), dk, dv

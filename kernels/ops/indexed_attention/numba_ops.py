@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from kernels.numba_common import refusal
 from kernels.ops.indexed_attention.operators import fused
-from kernels.ops.lightning_topk import AdaptiveK
 
-
-def indexed_attention_numba(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_idx: Tensor,
-    k_idx: Tensor,
-    w_idx: Tensor,
-    bias: Tensor,
-    tau: Tensor,
-    *,
-    rule: AdaptiveK,
-    gate_logits: Tensor | None = None,
-    scale: float | None = None,
-    scores: str = "sigmoid",
-    cu_seqlens: None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.indexed_attention` for what `refuses_numba` does not refuse; shapes as there."""
-    options = {"rule": rule, "gate_logits": gate_logits, "scale": scale, "scores": scores}
-    return fused(q, k, v, q_idx, k_idx, w_idx, bias, tau, form="numba", **options)
+indexed_attention_numba = functools.partial(fused, form="numba")
+"""Compute `kernels.indexed_attention` for what `refuses_numba` does not refuse; shapes as there."""
 
 
 def refuses_numba(

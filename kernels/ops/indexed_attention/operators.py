@@ -49,8 +49,12 @@ def fused(
     gate_logits: Tensor | None = None,
     scale: float | None = None,
     scores: str = "sigmoid",
+    cu_seqlens: None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.indexed_attention` by the operators below, form "torch" or "numba"; shapes as there, Tq = Tk."""
+    """Compute `kernels.indexed_attention` by the operators below, form "torch" or "numba".
+
+    Shapes as there, but as many queries as keys, and nothing packed.
+    """
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)

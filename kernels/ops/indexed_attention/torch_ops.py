@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -32,24 +34,9 @@ def indexed_attention_torch(
     q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI],
     bias [HI], tau [], gate_logits [B, Tq, H, V] or None -> o [B, Tq, H, V] in q's dtype, the loss [] in at least fp32.
     """
-    if not _fuses(q, k, rule, cu_seqlens):
-        options = {"rule": rule, "scale": scale, "scores": scores, "cu_seqlens": cu_seqlens}
-        return composed("torch")(q, k, v, q_idx, k_idx, w_idx, bias, tau, gate_logits=gate_logits, **options)
-    return fused(
-        q,
-        k,
-        v,
-        q_idx,
-        k_idx,
-        w_idx,
-        bias,
-        tau,
-        form="torch",
-        rule=rule,
-        gate_logits=gate_logits,
-        scale=scale,
-        scores=scores,
-    )
+    options = {"rule": rule, "gate_logits": gate_logits, "scale": scale, "scores": scores}
+    compute = functools.partial(fused, form="torch") if _fuses(q, k, rule, cu_seqlens) else composed("torch")
+    return compute(q, k, v, q_idx, k_idx, w_idx, bias, tau, cu_seqlens=cu_seqlens, **options)
 
 
 def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> bool:

@@ -44,27 +44,18 @@ def nsa_attention_numba(
     cu_seqlens: None = None,
 ) -> Tensor:
     """Compute `kernels.nsa_attention` for what `refuses_numba` does not refuse; shapes as there."""
-    scale, time, near = (
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        selected[0].shape[1],
-        sliding[0].shape[1],
-    )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    time, near = selected[0].shape[1], sliding[0].shape[1]
     numbers = [sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window]
     chosen = chosen_blocks_op(q.detach() * scale, compressed[0].detach(), time, numbers)
     t = torch.arange(time - q.shape[1], time, dtype=torch.int32)
+    read = min(time, sizes.n_select * sizes.select_size)
     branches = (
         (q, compressed, compression_ranges(t, sizes), compressed[0].shape[1]),
-        (
-            q_rotated,
-            selected,
-            selection_ranges(chosen, t, sizes),
-            min(time, sizes.n_select * sizes.select_size),
-        ),
+        (q_rotated, selected, selection_ranges(chosen, t, sizes), read),
         (q_rotated, sliding, window_ranges(t + near - time, sizes), min(near, sizes.window)),
     )
-    out = [
-        ranged_attention_op(queries, *kv, ranges, scale, most)[0] for queries, kv, ranges, most in branches
-    ]
+    out = [ranged_attention_op(x, *kv, ranges, scale, most)[0] for x, kv, ranges, most in branches]
     g = gates.unsqueeze(-1)
     return (g[..., 0, :] * out[0] + g[..., 1, :] * out[1] + g[..., 2, :] * out[2]).to(q.dtype)
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dispatch import without_autocast
 from kernels.flops import attention_flops
-from kernels.numba_common import in_parts
-from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_head, keys_by_position, parts_of
+from kernels.numba_common import in_parts, parts_of
+from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_head, keys_by_position
 
 
 @torch.library.custom_op("archzoo::ranged_attention", mutates_args=())
@@ -24,16 +23,14 @@ def ranged_attention_op(
     from kernels.ops.nsa_attention.numba_ranges import Ranged, forward
 
     q, k, v = (x.detach() for x in (q, k, v))
-    given, parts = _given(q, k, v, ranges, scale), parts_of(q)
+    given, parts = _given(q, k, v, ranges, scale), parts_of(len(q))
     o = torch.zeros(*given[0].shape[:4], given[2].shape[3])
     lse = torch.zeros(len(q), k.shape[2], q.shape[1], q.shape[2] // k.shape[2])
 
-    def work(task: int, _tasks: int) -> None:
-        b, part = divmod(task, parts)
+    def work(b: int, part: int) -> None:
         forward(Ranged(*arrays(given, b)), max(1, most), *arrays((o, lse), b), part, parts)
 
-    with without_autocast(q):
-        in_parts(work, len(q) * parts)
+    in_parts(work, len(q))
     return by_query(o, (*q.shape[:3], v.shape[3])), lse
 
 
@@ -59,17 +56,16 @@ def ranged_attention_backward_op(
     from kernels.ops.nsa_attention.numba_ranges import Ranged, backward
 
     grad, o, lse, q, k, v = (x.detach() for x in (grad, o, lse, q, k, v))
-    given, parts, kv_heads = _given(q, k, v, ranges, scale), parts_of(q), k.shape[2]
+    given, parts, kv_heads = _given(q, k, v, ranges, scale), parts_of(len(q)), k.shape[2]
     out = (by_kv_head(o, kv_heads), lse, by_kv_head(grad, kv_heads))
     d_q = torch.zeros_like(given[0])
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in given[1:3])
 
-    def work(task: int, _tasks: int) -> None:
-        b, part = divmod(task, parts)
+    def work(b: int, part: int) -> None:
         own = (d_q[b].numpy(), *arrays((d_k, d_v), b, part))
         backward(Ranged(*arrays(given, b)), *arrays(out, b), *own, part, parts)
 
-    in_parts(work, len(q) * parts)
+    in_parts(work, len(q))
     by_key = (keys_by_position(d.sum(1), x).contiguous() for d, x in ((d_k, k), (d_v, v)))
     return by_query(d_q.mul_(scale), q.shape), *by_key
 

@@ -9,7 +9,7 @@ import torch
 from support.margins import below
 
 from kernels.numba_common import compiled as compiler
-from kernels.numba_common import in_parts
+from kernels.numba_common import in_parts, parts_of
 from kernels.numba_common.attention import place_after
 from kernels.numba_common.compiled import EXACT, compiled
 from kernels.numba_common.numbers import exp32, log32
@@ -150,18 +150,24 @@ def test_parts_run_on_threads_and_tell_what_they_raise(monkeypatch):
     seen, names = [], set()
     barrier = threading.Barrier(3, timeout=60)
 
-    def work(part: int, parts: int) -> None:
+    def work(sequence: int, part: int) -> None:
         barrier.wait()
-        seen.append((part, parts))
+        seen.append((sequence, part))
         names.add(threading.current_thread().name)
 
-    in_parts(work, 3)
-    assert sorted(seen) == [(0, 3), (1, 3), (2, 3)]
+    in_parts(work, 1)
+    assert sorted(seen) == [(0, 0), (0, 1), (0, 2)]
     assert len(names) == 3
 
-    def fails(part: int, parts: int) -> None:
-        if part == 1:
-            raise ValueError("part 1")
+    def fails(sequence: int, part: int) -> None:
+        if (sequence, part) == (1, 1):
+            raise ValueError("part 1 of 1")
 
-    with pytest.raises(ValueError, match="part 1"):
-        in_parts(fails, 3)
+    with pytest.raises(ValueError, match="part 1 of 1"):
+        in_parts(fails, 2)
+    in_parts(fails, 0)
+
+
+def test_fewer_sequences_than_threads_have_parts(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert [parts_of(sequences) for sequences in (0, 1, 3, 4, 9)] == [4, 4, 2, 1, 1]
