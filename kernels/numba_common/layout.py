@@ -41,5 +41,13 @@ def keys_by_position(x: Tensor, like: Tensor) -> Tensor:
 
 
 def arrays(tensors: Sequence[Tensor], *at: int) -> tuple[np.ndarray, ...]:
-    """The part `at` of every tensor [B, ...], as an array."""
-    return tuple(x[at].numpy() for x in tensors)
+    """The part `at` of every tensor [B, ...], as an array of the same memory."""
+    return tuple(array(x[at]) for x in tensors)
+
+
+def array(x: Tensor) -> np.ndarray:
+    """The same memory as an array, which keeps x for as long as it lives.
+
+    Not x.numpy(), which forbids for good that the memory is given back: FSDP does that to gathered parameters.
+    """
+    return np.from_dlpack(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.numba_common import in_parts, parts_of
-from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_position
+from kernels.numba_common.layout import array, arrays, by_kv_head, by_query, keys_by_position
 from kernels.ops.indexed_attention import numba_layout as layout
 from kernels.ops.indexed_attention.fused_tensors import Indexer, Output
 from kernels.ops.indexed_attention.numba_backward import Gradients, backward
@@ -27,7 +27,7 @@ def attend(
     attended, found = layout.attended(q, k, v, scale), layout.empty_results(q, v)
     index = layout.indexed(indexer, kind)
     learned = layout.empty_gradients(index, parts)
-    constants = (index.bias.numpy(), np.float32(index.tau), index.sigmoid)
+    constants = (array(index.bias), np.float32(index.tau), index.sigmoid)
 
     def work(b: int, part: int) -> None:
         (d_q, d_w), (d_k, sums) = (
@@ -58,9 +58,9 @@ def attend_backward(
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in (attended.k, attended.v))
 
     def work(b: int, part: int) -> None:
-        own = Gradients(d_q[b].numpy(), *arrays((d_k, d_v), b, part))
+        own = Gradients(array(d_q[b]), *arrays((d_k, d_v), b, part))
         inputs = (Attended(*arrays(attended, b)), Results(*arrays(found, b)))
-        backward(*inputs, d_out[b].numpy(), own, part, parts)
+        backward(*inputs, array(d_out[b]), own, part, parts)
 
     in_parts(work, len(q))
     dk, dv = keys_by_position(d_k.sum(1), k), keys_by_position(d_v.sum(1), v)

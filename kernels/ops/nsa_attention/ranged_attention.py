@@ -8,7 +8,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.flops import attention_flops
 from kernels.numba_common import in_parts, parts_of
-from kernels.numba_common.layout import arrays, by_kv_head, by_query, keys_by_head, keys_by_position
+from kernels.numba_common.layout import array, arrays, by_kv_head, by_query, keys_by_head, keys_by_position
 
 
 @torch.library.custom_op("archzoo::ranged_attention", mutates_args=())
@@ -62,7 +62,7 @@ def ranged_attention_backward_op(
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in given[1:3])
 
     def work(b: int, part: int) -> None:
-        own = (d_q[b].numpy(), *arrays((d_k, d_v), b, part))
+        own = (array(d_q[b]), *arrays((d_k, d_v), b, part))
         backward(Ranged(*arrays(given, b)), *arrays(out, b), *own, part, parts)
 
     in_parts(work, len(q))
