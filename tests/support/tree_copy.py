@@ -35,8 +35,8 @@ def copy_tree(folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file's hash by its path."""
-    files = (path for path in folder.rglob("*") if path.is_file())
+    """Every file's hash by its path; not of what interpreters and compilers keep in `__pycache__`."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
