@@ -22,8 +22,14 @@ PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizer
 ROOMS = ("zoo", "kernels", "experiments", "analysis", "conf")
 """Folders whose files are part of what runs, whether git knows them or not."""
 
-INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables that make MKL and oneDNN use other instructions than the processor's best."""
+INSTRUCTIONS = (
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
+)
+"""Environment variables that make MKL, oneDNN and Numba use other instructions than the processor's best."""
 
 
 def versions() -> dict[str, str]:
@@ -80,7 +86,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def capability() -> str:
-    """The instructions that PyTorch and MKL use, e.g. "AVX512": results differ between them as between processors."""
+    """The instructions that PyTorch and libraries use, e.g. "AVX512": results differ by them as by processors."""
     asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
     return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
 

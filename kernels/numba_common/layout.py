@@ -25,9 +25,9 @@ def padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
 
 
 def by_query(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `by_kv_head`: [B, Hkv, T, G', D'] -> [B, T, H, D], the shape that is wanted."""
+    """The inverse of `by_kv_head`: [B, Hkv, T, G', D'] -> [B, T, H, D], the shape that is wanted, contiguous."""
     kv_heads, (_, _, heads, width) = x.shape[1], shape
-    return x[:, :, :, : heads // kv_heads, :width].transpose(1, 2).flatten(2, 3)
+    return x[:, :, :, : heads // kv_heads, :width].transpose(1, 2).flatten(2, 3).contiguous()
 
 
 def keys_by_head(x: Tensor) -> Tensor:
@@ -36,8 +36,8 @@ def keys_by_head(x: Tensor) -> Tensor:
 
 
 def keys_by_position(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `keys_by_head`: [B, Hkv, T, D'] -> [B, T, Hkv, D], as `like` is shaped."""
-    return x[..., : like.shape[3]].transpose(1, 2)
+    """The inverse of `keys_by_head`: [B, Hkv, T, D'] -> [B, T, Hkv, D], as `like` is shaped, contiguous."""
+    return x[..., : like.shape[3]].transpose(1, 2).contiguous()
 
 
 def arrays(tensors: Sequence[Tensor], *at: int) -> tuple[np.ndarray, ...]:

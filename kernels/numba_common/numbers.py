@@ -12,6 +12,8 @@ from kernels.numba_common.compiled import EXACT, compiled
 F = np.float32
 I = np.int32  # noqa: E741 - beside F
 
+INFINITE = F(np.inf)
+
 LOWEST, HIGHEST = F(-87.0), F(88.0)
 """Arguments between which e^x is a normal number."""
 

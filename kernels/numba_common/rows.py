@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernels.numba_common.compiled import FAST, compiled
 from kernels.numba_common.layout import WIDTH
-from kernels.numba_common.numbers import F, exp32
+from kernels.numba_common.numbers import INFINITE, F, exp32
 from kernels.numba_common.vectors import (
     LANES,
     four_totals,
@@ -192,8 +192,8 @@ def _add_row(weight, row, out):
 
 @compiled(FAST)
 def highest_of(x, n):
-    """The maximum of x[:n], n ≥ 1, of those that are numbers; four at a time, which do not wait for each other."""
-    a, b, c, d = x[0], x[0], x[0], x[0]
+    """The maximum of x[:n], of those that are numbers, −∞ of none; four at a time, which do not wait for each other."""
+    a, b, c, d = -INFINITE, -INFINITE, -INFINITE, -INFINITE
     whole = n // 4 * 4
     for j in range(0, whole, 4):
         a = x[j] if x[j] > a else a
@@ -209,8 +209,8 @@ def highest_of(x, n):
 
 @compiled(FAST)
 def lowest_of(x, n):
-    """The minimum of x[:n], n ≥ 1, of those that are numbers."""
-    a, b, c, d = x[0], x[0], x[0], x[0]
+    """The minimum of x[:n], of those that are numbers, ∞ of none."""
+    a, b, c, d = INFINITE, INFINITE, INFINITE, INFINITE
     whole = n // 4 * 4
     for j in range(0, whole, 4):
         a = x[j] if x[j] < a else a

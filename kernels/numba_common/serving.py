@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
 
 import torch
 from torch import Tensor
 
-INSTALLED = importlib.util.find_spec("numba") is not None
-
 
 def refusal(*tensors: Tensor) -> str | None:
     """Return why Numba's kernels cannot take these tensors, of any shape [...]; None if they can: fp32 on a CPU."""
-    if not INSTALLED:
-        return "the numba package is not installed"
     for x in tensors:
         if x.device.type != "cpu":
             return f"needs tensors on a CPU, got {x.device.type}"
         if x.dtype != torch.float32:
             return f"needs float32, got {str(x.dtype).removeprefix('torch.')}"
-    return None
+    return fault()
+
+
+@torch.compiler.assume_constant_result
+def fault() -> str | None:
+    """Return why Numba compiles nothing in this process; None if it does."""
+    return _fault()
+
+
+@functools.cache
+def _fault() -> str | None:
+    try:
+        numba = importlib.import_module("numba")
+    except ModuleNotFoundError:
+        return "the numba package is not installed"
+    except Exception as error:  # of any kind: releases check the versions that they find in their own ways
+        return f"numba cannot be imported: {error}"
+    return "NUMBA_DISABLE_JIT is set" if numba.config.DISABLE_JIT else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, models, register_model
 
 from kernels.numba_common.compiled import FAST, compiled
@@ -37,6 +38,12 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, kind, _CODE)
 
 
+def _check(array) -> None:
+    """Raise TypingError for the type of an array that is not fp32 or not contiguous: its bytes would be misread."""
+    if array.dtype != types.float32 or array.layout != "C":
+        raise TypingError(f"vectors are of contiguous fp32 arrays, got {array}")
+
+
 def _place(context, builder, kind, array, at):
     """The address of array[at], without checks."""
     data = context.make_array(kind)(context, builder, array).data
@@ -50,6 +57,7 @@ def load(_context, array, at):
     def code(context, builder, signature, arguments):
         return builder.load(_place(context, builder, signature.args[0], *arguments), align=4)
 
+    _check(array)
     return VECTOR(array, types.intp), code
 
 
@@ -62,6 +70,7 @@ def store(_context, array, at, vector):
         builder.store(vector, _place(context, builder, signature.args[0], array, at), align=4)
         return context.get_dummy_value()
 
+    _check(array)
     return types.void(array, types.intp, VECTOR), code
 
 
@@ -134,6 +143,7 @@ def _storing(quarter: int):
             builder.store(builder.shuffle_vector(vector, vector, mask), place, align=4)
             return context.get_dummy_value()
 
+        _check(array)
         return types.void(array, types.intp, VECTOR), code
 
     return store

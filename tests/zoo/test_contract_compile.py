@@ -51,12 +51,13 @@ def test_compiled_equals_eager_on_packed_sequences(case: Case):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_inductor_equals_eager():
-    """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers.
+@pytest.mark.parametrize("pattern", ["SF", "GN"])
+def test_inductor_equals_eager(pattern):
+    """The compiler that GPUs and `trainer.compile` use, on the smallest models: pure PyTorch, and operators of ours.
 
-    A minute or two of processor time, ten on a machine that is busy with other work.
+    A minute or two of processor time each, ten on a machine that is busy with other work.
     """
-    config = ModelConfig(pattern="SF", depth=2, d_model=16, n_heads=2)
+    config = ModelConfig(pattern=pattern, depth=2, d_model=16, n_heads=2)
     model = build(config, dtype=torch.float32).train()
     compiled = torch.compile(model, fullgraph=True)
     assert_same(results(model, compiled, None), results(model, model, None), limit=1e-4)

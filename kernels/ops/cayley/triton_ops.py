@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.gradients import first_order
+from kernels.gradients import first_order
 from kernels.triton_common.matrices import matrix_tile
 from kernels.triton_common.tuning import Tuned
 

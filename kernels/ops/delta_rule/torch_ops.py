@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.dispatch import without_autocast
+from kernels.gradients import reverse_mode_only
 from kernels.ops.delta_rule import chunked
 from kernels.ops.delta_rule.chunked import Chunks, chunk_length, most_chunks
 from kernels.ops.delta_rule.chunked_backward import backward
@@ -39,6 +40,7 @@ def delta_rule_torch(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     g = g.unsqueeze(-1) if g.dim() == 3 else g
     wanted = (q, k, v, g, beta, initial_state)
+    reverse_mode_only("delta_rule", *wanted)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)
     inputs = q, k, v, g, beta.unsqueeze(-1), initial_state, cu_seqlens
     o, state, *_ = chunked_delta_rule(*inputs, scale, keep, delta)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.delta_rule.triton_arguments import Inputs
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward
 from kernels.ops.delta_rule.triton_backward_values import values_backward
@@ -27,7 +28,6 @@ from kernels.ops.delta_rule.triton_prepare import prepare
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout
-from kernels.triton_common.gradients import first_order
 
 
 class _DeltaRule(torch.autograd.Function):

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels.gradients import reverse_mode_only
+
 
 def grouped_linear_torch(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Compute `kernels.grouped_linear`, y_m = W_e · x_m, by one product a group.
 
     x [M, K], weight [E, N, K], counts [E] with Σ = M -> [M, N].
     """
+    reverse_mode_only("grouped_linear", x, weight)
     return grouped_linear_op(x, weight, counts)
 
 

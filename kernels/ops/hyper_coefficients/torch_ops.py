@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
+from kernels.gradients import first_order
 
 
 def hyper_coefficients_torch(
@@ -46,6 +47,7 @@ class _Coefficients(torch.autograd.Function):
         return pre, post, logits[..., 2 * n :].contiguous(), x
 
     @staticmethod
+    @first_order
     def backward(
         ctx, d_pre: Tensor | None, d_post: Tensor | None, d_res: Tensor | None, handed: Tensor | None
     ):

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.hyper_coefficients.triton_backward import numbers_gradients, streams_gradients
 from kernels.ops.hyper_coefficients.triton_tiles import TOKEN_TILES, affine, load_wide, precision_of, sizes_of
 from kernels.triton_common.device import sigmoid
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.streams import token_tile
 from kernels.triton_common.tuning import Tuned

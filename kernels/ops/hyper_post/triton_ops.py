@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.triton_common.device import sum_rows
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,

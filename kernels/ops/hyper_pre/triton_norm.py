@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gradients import first_order
 from kernels.triton_common.device import spans, sum_rows
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.hyper_pre.triton_norm import HyperPreNorm
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,

@@ -68,8 +68,10 @@ def indexed_attention(
     returns     o [B, Tq, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
                 v, the loss in the indexer's inputs (once)
 
-    Memory of the fused forms: T²/8 bytes for the selection, linear in T for all else.
-    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
+    Memory of the fused forms: T²/8 bytes for the selection, linear in T for all else. Numba's has gradients of keys and
+    values once for each thread where a batch has fewer sequences than threads.
+    Raises ValueError for shapes that do not fit or have no token, and for scores or a backend that are unknown;
+    NotImplementedError for forward-mode differentiation, which the reference has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 1 to 4; OrthGSA, steps 3.3 to 3.5.
     """
     check_attention("indexed_attention", q, k, v, cu_seqlens=cu_seqlens)
@@ -80,6 +82,10 @@ def indexed_attention(
         )
         raise ValueError(
             f"indexed_attention needs one [B, Tq], one [B, Tk] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+        )
+    if not q.shape[:2].numel():
+        raise ValueError(
+            f"indexed_attention needs a token, as its loss is a mean over all, got q {tuple(q.shape)}"
         )
     q, k, v = in_autocast_dtype(q, k, v)
     check_gate(gate_logits, q, v)

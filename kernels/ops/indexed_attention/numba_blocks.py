@@ -26,8 +26,8 @@ def attend(
     indexer, parts, numbers = Indexer(*tensors), parts_of(len(q)), layout.rule_numbers(rule)
     attended, found = layout.attended(q, k, v, scale), layout.empty_results(q, v)
     index = layout.indexed(indexer, kind)
-    learned = layout.empty_gradients(index, parts)
-    constants = (array(index.bias), np.float32(index.tau), index.sigmoid)
+    learned = layout.empty_gradients(index, parts, learns)
+    constants = (array(index.bias), np.float32(index.tau.item()), index.sigmoid)
 
     def work(b: int, part: int) -> None:
         (d_q, d_w), (d_k, sums) = (

@@ -24,7 +24,7 @@ def empty_results(q: Tensor, v: Tensor) -> Results:
     """`Results` of all sequences, to be filled."""
     batch, time, heads, _ = q.shape
     o = torch.zeros_like(by_kv_head(q.new_empty(1, 1, heads, v.shape[3]), v.shape[2]))
-    bits = torch.zeros(batch, time, math.ceil(time / 8), dtype=torch.uint8)
+    bits = q.new_zeros(batch, time, math.ceil(time / 8), dtype=torch.uint8)
     lse = q.new_empty(batch, v.shape[2], time, heads // v.shape[2])
     return Results(o.repeat(batch, 1, time, 1, 1), lse, bits)
 
@@ -34,15 +34,20 @@ def indexed(indexer: Indexer, kind: str) -> Indexed:
     width, time = indexer.q.shape[3], indexer.k.shape[1]
     q, k = (F.pad(x, (0, -width % WIDTH)).contiguous() for x in (indexer.q * width**-0.5, indexer.k))
     k_t = F.pad(indexer.k.mT, (0, -time % TILE)).contiguous()
-    return Indexed(q, k, k_t, indexer.w.contiguous(), indexer.bias, indexer.tau, kind == "sigmoid")
+    return Indexed(
+        q, k, k_t, indexer.w.contiguous(), indexer.bias.contiguous(), indexer.tau, kind == "sigmoid"
+    )
 
 
-def empty_gradients(index: Indexed, parts: int) -> Learned:
-    """`Learned` of all sequences, zeros; k and the sums of each of so many parts."""
-    batch, time, width = index.k.shape
-    k = index.k.new_zeros(batch, parts, time, width)
-    sums = torch.zeros(batch, parts, 2 + len(index.bias), dtype=torch.float64)
-    return Learned(torch.zeros_like(index.q), k, torch.zeros_like(index.w), sums)
+def empty_gradients(index: Indexed, parts: int, learns: bool) -> Learned:
+    """`Learned` of all sequences, zeros; k and the sums of each of so many parts; no tokens if nothing `learns`."""
+    (batch, time, heads), width = index.w.shape, index.k.shape[2]
+    time = time if learns else 0
+    q, k, w = (
+        index.k.new_zeros(batch, *shape)
+        for shape in ((time, heads, width), (parts, time, width), (time, heads))
+    )
+    return Learned(q, k, w, index.k.new_zeros(batch, parts, 2 + heads, dtype=torch.float64))
 
 
 def gradients(indexer: Indexer, learned: Learned) -> tuple[Tensor, Indexer]:

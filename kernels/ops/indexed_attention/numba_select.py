@@ -24,6 +24,9 @@ BUCKETS = 1024
 COARSE = F(2.0**-17)
 """Numbers from here to its double are 2^−40 apart in fp32, smaller ones less."""
 
+LARGEST = F(np.finfo(F).max / 2)
+"""Scores of a ReLU beyond it are equal: the range of all of them is a number then."""
+
 
 @compiled(EXACT)
 def index_scores(q, k, w, bias, sigmoid, seen, scores, active):
@@ -124,7 +127,7 @@ def count(v, rule):
     """The number of keys for a variance, as `AdaptiveK` gives it; rule: a `Rule`."""
     k = F(rule.base)
     if rule.seed:
-        k *= F(1) + F(rule.beta) * F(math.log1p(math.exp(v)))
+        k *= F(1) + F(rule.beta) * F(v + math.log1p(math.exp(-v)))
     elif rule.inverse:
         k *= F(math.sqrt(F(rule.reference) / v)) if v > F(0) else F(math.inf)
     k = k if k > F(rule.least) else F(rule.least)
@@ -144,7 +147,9 @@ def ordered(scores, w, sigmoid, seen, out):
             out[s] = share if share >= COARSE else (share + COARSE) - COARSE
     else:
         for s in range(seen):
-            out[s] = from_bits(to_bits(scores[s]) & I(-2))
+            score = from_bits(to_bits(scores[s]) & I(-2))
+            score = score if score <= LARGEST else LARGEST  # NaN too, whose bits are the highest
+            out[s] = score if score >= -LARGEST else -LARGEST
 
 
 @compiled(EXACT)

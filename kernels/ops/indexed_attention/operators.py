@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.dispatch import without_autocast
 from kernels.flops import attention_flops
 from kernels.gating import gated
+from kernels.gradients import first_order, reverse_mode_only
 from kernels.ops.indexed_attention.fused_tensors import Indexer, Output
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import wide
@@ -59,6 +60,7 @@ def fused(
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    reverse_mode_only("indexed_attention", q, k, v, *indexer)
     o, loss, *_ = indexed_attention_op(q, k, v, *indexer, *settings, scale, scores, learns, form)
     return gated(o, gate_logits), loss
 
@@ -92,7 +94,7 @@ def indexed_attention_op(
     with without_autocast(q):
         out, loss, grads = _form(form).attend(q, k, v, indexer, adaptive, scores, scale, learns)
     grads = [x.new_empty(0) for x in indexer] if grads is None else grads
-    return out.o, loss, out.lse, out.bits, *grads
+    return out.o, loss, out.lse, out.bits, *(x.contiguous() for x in grads)
 
 
 @indexed_attention_op.register_fake
@@ -134,10 +136,8 @@ def _(grad, o, lse, bits, q, k, v, scale, selected, form):
 def _save(ctx, inputs, output):
     rule, base, _, most, _, _, ctx.scale, _, _, ctx.form = inputs[8:]
     ctx.selected = base if rule == "none" else most
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(
-        False
-    )  # what only one of the two outputs reaches has no gradient from the other
+    # What only one of the two outputs reaches has no gradient from the other.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[0], *output[2:], *inputs[:3])
 
 
@@ -149,11 +149,11 @@ def _backward(ctx, grad, grad_loss, *_others):
             grad, o, lse, bits, q, k, v, ctx.scale, ctx.selected, ctx.form
         )
     if grad_loss is not None and indexer[0].numel():
-        learned = (grad_loss * x for x in indexer)
+        learned = tuple(grad_loss * x for x in indexer)
     return *attended, *learned, *(None,) * 10
 
 
-indexed_attention_op.register_autograd(_backward, setup_context=_save)
+indexed_attention_op.register_autograd(first_order(_backward), setup_context=_save)
 
 
 @register_flop_formula(torch.ops.archzoo.indexed_attention)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels import masks
 from kernels.dispatch import without_autocast
+from kernels.gradients import first_order, reverse_mode_only
 from kernels.ops.indexer_kl.parts import parts
 from kernels.ops.lightning_topk.scores import index_logits, wide
 
@@ -38,6 +39,7 @@ def indexer_kl_torch(
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    reverse_mode_only("indexer_kl", q, k, *indexer)
     return indexer_kl_op(q.detach(), k.detach(), *indexer, indices, scale, scores, cu_seqlens, learns)[0]
 
 
@@ -155,7 +157,7 @@ def _backward(ctx, grad, *_others):
     return None, None, *found, *(None,) * 5
 
 
-indexer_kl_op.register_autograd(_backward, setup_context=_save)
+indexer_kl_op.register_autograd(first_order(_backward), setup_context=_save)
 
 
 @register_flop_formula(torch.ops.archzoo.indexer_kl)

@@ -20,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
 from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
@@ -27,7 +28,6 @@ from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded, sum_rows
-from kernels.triton_common.gradients import first_order
 
 PARTS = 32
 """Rows to which the parts of all programs are added first; then these rows are added."""

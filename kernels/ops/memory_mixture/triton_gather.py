@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.memory_mixture.triton_mix import ROW_TILES, mix, row_grid
 from kernels.ops.memory_mixture.visits import Visits
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.tuning import Tuned
 
 

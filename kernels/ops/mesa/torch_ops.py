@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
+from kernels.gradients import reverse_mode_only
 from kernels.ops.mesa.layout import Chunks
 from kernels.ops.mesa.reference import with_symmetric_part
 from kernels.ops.mesa.scan import pair_sums
@@ -45,6 +46,7 @@ def mesa_torch(
     if _is_step(q, initial_state, cu_seqlens):
         o, after = mesa_torch_step(q, k, v, g, beta, lamb, cg_steps, initial_state)
         return o, after if output_final_state else None
+    reverse_mode_only("mesa", q, k, v, g, beta, lamb)
     wide = torch.promote_types(q.dtype, torch.float32)
     dtype, width, widths = q.dtype, q.shape[3], [q.shape[3], v.shape[3]]
     with without_autocast(q):

@@ -27,6 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.mesa.triton_arguments import Precisions, States, Tokens
 from kernels.ops.mesa.triton_gate_gradients import gate_gradients
 from kernels.ops.mesa.triton_key_gradients import key_gradients
@@ -38,7 +39,6 @@ from kernels.ops.mesa.work import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common import interpreted
 from kernels.triton_common.device import sum_rows
-from kernels.triton_common.gradients import first_order
 
 
 class _Mesa(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.gradients import reverse_mode_only
 from kernels.numba_common import refusal
 from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
@@ -44,15 +45,16 @@ def nsa_attention_numba(
     cu_seqlens: None = None,
 ) -> Tensor:
     """Compute `kernels.nsa_attention` for what `refuses_numba` does not refuse; shapes as there."""
+    reverse_mode_only("nsa_attention", q, q_rotated, *compressed, *selected, *sliding)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     time, near = selected[0].shape[1], sliding[0].shape[1]
     numbers = [sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window]
     chosen = chosen_blocks_op(q.detach() * scale, compressed[0].detach(), time, numbers)
-    t = torch.arange(time - q.shape[1], time, dtype=torch.int32)
+    t = torch.arange(time - q.shape[1], time, device=q.device)
     read = min(time, sizes.n_select * sizes.select_size)
     branches = (
         (q, compressed, compression_ranges(t, sizes), compressed[0].shape[1]),
-        (q_rotated, selected, selection_ranges(chosen, t, sizes), read),
+        (q_rotated, selected, selection_ranges(chosen, t, min(sizes.select_size, time)), read),
         (q_rotated, sliding, window_ranges(t + near - time, sizes), min(near, sizes.window)),
     )
     out = [ranged_attention_op(x, *kv, ranges, scale, most)[0] for x, kv, ranges, most in branches]
@@ -70,7 +72,7 @@ def chosen_blocks_op(q: Tensor, k: Tensor, time: int, sizes: list[int]) -> Tenso
     chosen = q.new_empty(len(q), k.shape[2], q.shape[1], s.n_select, dtype=torch.int32)
     for part in compression_blocks(q, time, s):
         weights = part.weights(grouped(q[:, part.here], k.shape[2]), k[:, part.seen].permute(0, 2, 3, 1))
-        t = torch.arange(part.here.start, part.here.stop) + time - q.shape[1]
+        t = torch.arange(part.here.start, part.here.stop, device=q.device) + time - q.shape[1]
         mean = weights.unflatten(2, (part.queries, -1)).mean(3)
         chosen[:, :, part.here] = block_topk(mean, t, int(t[-1]), s)
     return chosen.sort(-1).values
@@ -82,18 +84,29 @@ def _(q, k, time, sizes):
 
 
 def compression_ranges(t: Tensor, sizes: Sizes) -> Tensor:
-    """The compressed blocks that end at positions t int32 [T] or before, [1, 1, T, 1, 2]."""
+    """The compressed blocks that end at positions t int64 [T] or before, int32 [1, 1, T, 1, 2]."""
     seen = torch.div(t + 1 - sizes.block_size, sizes.stride, rounding_mode="floor").add_(1).clamp_min_(0)
-    return torch.stack([torch.zeros_like(seen), seen], -1)[None, None, :, None]
+    return _range_each(torch.zeros_like(seen), seen)
 
 
-def selection_ranges(chosen: Tensor, t: Tensor, sizes: Sizes) -> Tensor:
-    """The tokens up to t int32 [T] of the chosen blocks [B, Hkv, T, n], [B, Hkv, T, n, 2]; none where that is −1."""
-    start = chosen.clamp_min(0) * sizes.select_size
-    stop = torch.minimum(start + sizes.select_size, t[:, None] + 1)
+def selection_ranges(chosen: Tensor, t: Tensor, size: int) -> Tensor:
+    """The tokens up to t int64 [T] of the chosen blocks int32 [B, Hkv, T, n], so [B, Hkv, T, n, 2]; none of block −1.
+
+    size: the tokens of a block, or all that there are.
+    """
+    start = chosen.clamp_min(0) * size
+    stop = torch.minimum(start + size, t.to(torch.int32)[:, None] + 1)
     return torch.stack([start, torch.where(chosen < 0, start, stop)], -1)
 
 
 def window_ranges(t: Tensor, sizes: Sizes) -> Tensor:
-    """The last `window` keys up to t int32 [T], a place among those that there are, [1, 1, T, 1, 2]."""
-    return torch.stack([(t + 1 - sizes.window).clamp_min(0), t + 1], -1)[None, None, :, None]
+    """The last `window` keys up to t int64 [T], a place among those that there are, int32 [1, 1, T, 1, 2]."""
+    return _range_each((t + 1 - sizes.window).clamp_min(0), t + 1)
+
+
+def _range_each(start: Tensor, stop: Tensor) -> Tensor:
+    """One range for every query, of any head and sequence: int64 [T] twice -> int32 [1, 1, T, 1, 2].
+
+    Sizes may be beyond int32, what is left of them after `start` and `stop` were cut to the keys there are is not.
+    """
+    return torch.stack([start, stop], -1).to(torch.int32)[None, None, :, None]

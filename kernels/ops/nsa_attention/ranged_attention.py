@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.flops import attention_flops
+from kernels.gradients import first_order
 from kernels.numba_common import in_parts, parts_of
 from kernels.numba_common.layout import array, arrays, by_kv_head, by_query, keys_by_head, keys_by_position
 
@@ -24,8 +25,8 @@ def ranged_attention_op(
 
     q, k, v = (x.detach() for x in (q, k, v))
     given, parts = _given(q, k, v, ranges, scale), parts_of(len(q))
-    o = torch.zeros(*given[0].shape[:4], given[2].shape[3])
-    lse = torch.zeros(len(q), k.shape[2], q.shape[1], q.shape[2] // k.shape[2])
+    o = q.new_zeros(*given[0].shape[:4], given[2].shape[3])
+    lse = q.new_zeros(len(q), k.shape[2], q.shape[1], q.shape[2] // k.shape[2])
 
     def work(b: int, part: int) -> None:
         forward(Ranged(*arrays(given, b)), max(1, most), *arrays((o, lse), b), part, parts)
@@ -66,8 +67,8 @@ def ranged_attention_backward_op(
         backward(Ranged(*arrays(given, b)), *arrays(out, b), *own, part, parts)
 
     in_parts(work, len(q))
-    by_key = (keys_by_position(d.sum(1), x).contiguous() for d, x in ((d_k, k), (d_v, v)))
-    return by_query(d_q.mul_(scale), q.shape), *by_key
+    dk, dv = keys_by_position(d_k.sum(1), k), keys_by_position(d_v.sum(1), v)
+    return by_query(d_q.mul_(scale), q.shape), dk, dv
 
 
 @ranged_attention_backward_op.register_fake
@@ -92,7 +93,7 @@ def _backward(ctx, grad, _lse):
     return *found, None, None, None
 
 
-ranged_attention_op.register_autograd(_backward, setup_context=_save)
+ranged_attention_op.register_autograd(first_order(_backward), setup_context=_save)
 
 
 @register_flop_formula(torch.ops.archzoo.ranged_attention)

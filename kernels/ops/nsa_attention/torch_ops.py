@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.dispatch import without_autocast
 from kernels.flops import attention_flops
+from kernels.gradients import reverse_mode_only
 from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.dense_branches import (
@@ -52,6 +53,7 @@ def nsa_attention_torch(
     if _is_step(q, cu_seqlens):
         kv = (compressed, selected, sliding)
         return nsa_torch_step(q, *kv, gates, q_rotated=q_rotated, sizes=sizes, scale=scale)
+    reverse_mode_only("nsa_attention", q, q_rotated, *compressed, *selected, *sliding)
     wide = torch.promote_types(q.dtype, torch.float32)
     numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
     queries = (x.to(wide) * scale for x in (q, q_rotated))
@@ -171,7 +173,7 @@ def branches_backward_op(
     s = Sizes(*sizes)
     with without_autocast(inputs[0]):
         if cu_seqlens is None:
-            return list(backward(grads, results, *_branches(inputs), s))
+            return [x.contiguous() for x in backward(grads, results, *_branches(inputs), s)]
         axes = _axes(cu_seqlens, inputs[0].shape[2], s)
         outer = zip(*(axes[0].spread(x[0]) for x in (*grads, *results)), strict=True)
         batches = zip(*(axis.spread(x[0]) for x, axis in zip(inputs, axes, strict=True)), strict=True)
@@ -188,7 +190,7 @@ def branches_backward_op(
 
 @branches_backward_op.register_fake
 def _(grads, results, inputs, sizes, cu_seqlens):
-    return [torch.empty_like(x) for x in inputs]
+    return [x.new_empty(x.shape) for x in inputs]
 
 
 def _save(ctx, inputs, output):

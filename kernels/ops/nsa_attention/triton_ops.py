@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.nsa_attention.blocks import Sizes, packed_counts
 from kernels.ops.nsa_attention.triton_block_topk import block_topk
 from kernels.ops.nsa_attention.triton_dense_branches import DenseBranch, dense_forward
@@ -30,7 +31,6 @@ from kernels.ops.nsa_attention.triton_selected import selected_forward
 from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
 from kernels.packing.boundaries import boundaries
 from kernels.triton_common.device import padded
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.tiles import load_rows, store_rows
 
 Pair = tuple[Tensor, Tensor]

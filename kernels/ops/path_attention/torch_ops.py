@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels.gradients import reverse_mode_only
 from kernels.ops.path_attention.flops import path_flops
 from kernels.ops.path_attention.layout import attend, attend_backward
 from kernels.packing.rectangles import Rectangles
@@ -34,6 +35,7 @@ def path_attention_torch(
     None -> [B, T, H, V] in q's dtype.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    reverse_mode_only("path_attention", q, k, v, w, beta, g)
     return path_attention_op(q, k, v, w, beta, g, cu_seqlens, scale)[0]
 
 

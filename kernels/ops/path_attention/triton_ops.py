@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.path_attention.triton_forward import attend
 from kernels.ops.path_attention.triton_gradients import through_blocks, through_scales
 from kernels.ops.path_attention.triton_layout import Inputs, Prepared, Shapes, Tables
-from kernels.triton_common.gradients import first_order
 
 
 class _PathAttention(torch.autograd.Function):

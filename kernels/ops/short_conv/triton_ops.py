@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.short_conv.triton_backward import short_conv_backward
 from kernels.ops.short_conv.triton_step import short_conv_one_token
 from kernels.ops.short_conv.triton_tiles import (
@@ -31,7 +32,6 @@ from kernels.ops.short_conv.triton_tiles import (
 )
 from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import sigmoid, sum_rows
-from kernels.triton_common.gradients import first_order
 from kernels.triton_common.tuning import Tuned
 
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.flops import attention_flops
 from kernels.gating import gated
+from kernels.gradients import reverse_mode_only
 from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
 from kernels.query_blocks import block_size
 
@@ -33,6 +34,7 @@ def sparse_attention_torch(
     q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], indices integer [B, Tq, n], gate_logits [B, Tq, H, V] or None
     -> [B, Tq, H, V] in q's dtype, computed in at least fp32.
     """
+    reverse_mode_only("sparse_attention", q, k, v)
     o = sparse_attention_op(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
     return gated(o, gate_logits)
 

@@ -18,11 +18,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.gradients import first_order
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_backward import key_gradients_tuned, query_gradient_tuned
 from kernels.ops.sparse_attention.triton_forward import forward_tuned
 from kernels.triton_common.device import padded
-from kernels.triton_common.gradients import first_order
 
 MOST_HEADS = 64
 """Query heads of a program; a larger group takes several."""

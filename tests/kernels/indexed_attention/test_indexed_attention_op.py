@@ -125,11 +125,38 @@ def test_auto_takes_numba_for_fp32_and_says_why_it_cannot_take_others():
 
 
 def test_without_numba_auto_takes_pytorch(monkeypatch):
-    monkeypatch.setattr(serving, "INSTALLED", False)
+    monkeypatch.setattr(serving, "fault", lambda: "the numba package is not installed")
     inputs = [x.float() for x in layer(1, 12)]
     assert OPERATION.choose("auto", *inputs, rule=FIVE).name == "torch"
     with pytest.raises(ValueError, match="numba package is not installed"):
         OPERATION.choose("numba", *inputs, rule=FIVE)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16], ids=str)
+def test_the_users_default_dtype_changes_nothing(default):
+    inputs = [x.float() for x in layer(1, 12)]
+    wanted = indexed_attention(*inputs, rule=FIVE, backend="numba")
+    torch.set_default_dtype(default)
+    try:
+        found = indexed_attention(*inputs, rule=FIVE, backend="numba")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(("place", "bad"), [(0, torch.nan), (7, torch.nan), (0, torch.inf), (7, torch.inf)])
+def test_a_key_that_is_no_number_leaves_the_others_their_order(place, bad):
+    """Both forms select the same: infinite ReLU scores and those that are NaN are higher than all others."""
+    inputs = [x.float() for x in layer(1, 40, signed=True)]
+    inputs[4][:, place] = bad
+    inputs[3], inputs[5] = inputs[3].abs(), inputs[5].abs()
+    selected = []
+    for form in ("numba", "torch"):
+        bits = operators.indexed_attention_op(*inputs, "none", 5, 1, 5, 1.0, 1.0, 0.3, "relu", False, form)[3]
+        selected.append(masks.unpack(bits, 40, torch.bool)[0, 20:])
+    assert torch.equal(*selected)
+    assert selected[0].sum(1).tolist() == [5] * 20
+    assert selected[0][:, place].all()
 
 
 @pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
@@ -298,11 +325,19 @@ def test_compiles_in_one_graph():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2), (3, 1)], ids=str)
 @pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
-def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype):
+def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype, heads):
+    """Shapes, dtypes and strides, which compilers count on, also of rows filled up and of inputs that lie otherwise."""
     settings = ("inverse", 9, 2, 18, 1.0, 0.01, 0.35, "sigmoid", True, form)
-    inputs = [x.to(dtype).requires_grad_() for x in layer(1, 12)]
+    q, k, v, q_idx, *more = layer(1, 12, *heads, value_width=6)
+    q_idx = q_idx.transpose(1, 2).contiguous().transpose(1, 2)
+    inputs = [x.to(dtype).requires_grad_() for x in (q, k, v, q_idx, *more)]
     torch.library.opcheck(operators.indexed_attention_op, (*inputs, *settings))
+    real = operators.indexed_attention_op(*inputs, *settings)
+    given = (torch.ones_like(real[0]), real[0], *real[2:4], *inputs[:3])
+    backward = operators.indexed_attention_backward_op(*given, 0.35, 18, form)
+    assert all(x.is_contiguous() for x in (*real, *backward))
 
 
 BAD = {
@@ -310,6 +345,7 @@ BAD = {
     "lengths": ({"q_idx": layer(2, 8)[3], "w_idx": layer(2, 8)[5]}, "needs one \\[B, Tq\\]"),
     "index width": ({"k_idx": layer(2, 9, index_width=4)[4]}, "index width differ"),
     "tau": ({"tau": torch.ones(2)}, "tau \\[\\]"),
+    "no sequence": ({name: x[:0] for name, x in zip(NAMES[:6], layer(2, 9), strict=False)}, "needs a token"),
 }
 
 

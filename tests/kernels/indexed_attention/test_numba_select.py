@@ -81,13 +81,15 @@ def test_scores_are_ordered_and_tie_as_lightning_topk_ranks_them(kind, size):
 RULES = {
     "none": AdaptiveK("none", 7, 1, 9),
     "seed": AdaptiveK("seed", 7, 2, 30, beta=2.0),
+    "seed, of a wide range": AdaptiveK("seed", 64, 16, 4096, beta=0.02),
+    "seed, without variance": AdaptiveK("seed", 7, 2, 30, beta=0.0),
     "inverse": AdaptiveK("inverse", 7, 2, 30, reference=0.01),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_counts_are_those_of_the_rule(name):
-    for variance in (0.0, 1e-9, 0.0004, 0.01, 0.013, 0.25, 9.0):
+    for variance in (0.0, 1e-9, 0.0004, 0.01, 0.013, 0.25, 9.0, 88.0, 90.0, 1e6):
         wanted = int(RULES[name](torch.tensor(variance)))
         assert count(np.float32(variance), rule_numbers(RULES[name])) == wanted
 

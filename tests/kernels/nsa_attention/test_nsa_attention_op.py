@@ -17,7 +17,7 @@ from kernels.ops.nsa_attention import OPERATION, dense_branches, tiles
 from kernels.ops.nsa_attention.block_topk import block_topk, importance
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
 from kernels.ops.nsa_attention.numba_ops import chosen_blocks_op, window_ranges
-from kernels.ops.nsa_attention.ranged_attention import ranged_attention_op
+from kernels.ops.nsa_attention.ranged_attention import ranged_attention_backward_op, ranged_attention_op
 from kernels.ops.nsa_attention.tiles import STRETCH
 from kernels.ops.nsa_attention.torch_ops import forward
 from kernels.query_blocks import BUDGET
@@ -97,14 +97,36 @@ def test_numba_equals_the_definition_at_every_width_and_on_threads(case, threads
 
 
 @pytest.mark.slow
-def test_the_operators_of_ranges_keep_what_they_promise_to_pytorch():
-    q, k, v = (
-        x.float().requires_grad_() for x in (normal(2, 9, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 6))
-    )
-    t = torch.arange(9, dtype=torch.int32)
-    ranges = window_ranges(t, Sizes(4, 2, 4, 3, 5))
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (3, 1)])
+def test_the_operators_of_ranges_keep_what_they_promise_to_pytorch(heads, kv_heads):
+    """Shapes, dtypes and strides, which compilers count on, also of rows that are filled up."""
+    q, k, v = normal(2, 9, heads, 8), normal(2, 9, kv_heads, 8), normal(2, 9, kv_heads, 6)
+    q, k, v = (x.float().requires_grad_() for x in (q, k, v))
+    ranges = window_ranges(torch.arange(9), Sizes(4, 2, 4, 3, 5))
     torch.library.opcheck(ranged_attention_op, (q, k, v, ranges, 0.3, 5))
+    o, lse = ranged_attention_op(q, k, v, ranges, 0.3, 5)
+    backward = ranged_attention_backward_op(torch.ones_like(o), o, lse, q, k, v, ranges, 0.3, 5)
+    assert all(x.is_contiguous() for x in (o, lse, *backward))
     torch.library.opcheck(chosen_blocks_op, (q.detach(), k.detach()[:, :3], 9, [4, 2, 4, 3, 5]))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16], ids=str)
+def test_the_users_default_dtype_changes_nothing(default):
+    tensors = [x.float() for x in inputs(1, 40)]
+    wanted = call(*tensors, backend="numba")
+    torch.set_default_dtype(default)
+    try:
+        found = call(*tensors, backend="numba")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31 + 200, 2**63 - 1])
+def test_a_window_of_any_size_reaches_all_keys(window):
+    tensors = [x.float() for x in inputs(1, 40)]
+    wanted = call(*tensors, window=40, backend="numba")
+    assert torch.equal(call(*tensors, window=window, backend="numba"), wanted)
 
 
 def test_numba_counts_the_flops_of_the_other_forms():

@@ -1,4 +1,4 @@
-"""Compiled parts of CPU kernels: exp and log, products with chosen rows, extrema, the cache and threads."""
+"""Compiled parts of CPU kernels: exp and log, products with chosen rows, extrema and threads."""
 
 import math
 import threading
@@ -6,14 +6,15 @@ import threading
 import numpy as np
 import pytest
 import torch
+from numba.core.errors import TypingError
 from support.margins import below
 
-from kernels.numba_common import compiled as compiler
 from kernels.numba_common import in_parts, parts_of
 from kernels.numba_common.attention import place_after
 from kernels.numba_common.compiled import EXACT, compiled
 from kernels.numba_common.numbers import exp32, log32
 from kernels.numba_common.rows import add_rows, highest_of, lowest_of, scatter_rows, score_rows, softmax_row
+from kernels.numba_common.vectors import load, store
 
 UNIT = 2.0**-24
 """Half the distance of neighbouring fp32 numbers at 1, which one rounding is off by at most."""
@@ -106,11 +107,21 @@ def test_extrema_and_softmax_of_the_first_numbers(n):
 
 
 def test_numbers_that_are_none_are_passed_over_and_stay():
-    x = np.array([1, np.nan, 3, 2, np.nan, 0], np.float32)
-    assert highest_of(x, 6) == 3
-    assert lowest_of(x, 6) == 0
+    x = np.array([np.nan, 1, 3, 2, np.nan, 0], np.float32)
+    assert (highest_of(x, 6), lowest_of(x, 6)) == (3, 0)
+    assert (highest_of(x, 1), lowest_of(x, 1)) == (-np.inf, np.inf)
     softmax_row(x, 6)
     assert np.isnan(x).all()
+
+
+@pytest.mark.parametrize("array", [np.zeros(32), np.zeros(64, np.float32)[::2]], ids=["fp64", "strided"])
+def test_vectors_refuse_arrays_whose_bytes_they_would_misread(array):
+    @compiled(EXACT)
+    def copy(x):
+        store(x, 0, load(x, 16))
+
+    with pytest.raises(TypingError, match="contiguous fp32"):
+        copy(array)
 
 
 def test_places_are_cut_where_a_tile_ends():
@@ -118,31 +129,6 @@ def test_places_are_cut_where_a_tile_ends():
     for first, last, end in ((0, 5, 4), (2, 5, 4), (0, 5, 99), (1, 3, 9), (5, 5, 0)):
         wanted = first + sum(place < end for place in places[first:last])
         assert place_after(places, first, last, end) == wanted
-
-
-def test_the_cache_belongs_to_the_sources_of_all_compiled_kernels(tmp_path, monkeypatch):
-    """Numba compares the file of a kernel alone; a change in a function that it calls must not go unseen."""
-    (tmp_path / "numba_common").mkdir()
-    (tmp_path / "ops").mkdir()
-    shared, own, other = (
-        tmp_path / name for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py")
-    )
-    for path in (shared, own, other):
-        path.write_text("1")
-    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
-    compiler.cache_folder.cache_clear()
-
-    def folder() -> str:
-        compiler.cache_folder.cache_clear()
-        return compiler.cache_folder()
-
-    folders = [folder()]
-    for path in (shared, own, other):
-        path.write_text("2")
-        folders.append(folder())
-    compiler.cache_folder.cache_clear()
-    assert len(set(folders[:3])) == 3
-    assert folders[3] == folders[2]  # PyTorch's forms have no part in it
 
 
 def test_parts_run_on_threads_and_tell_what_they_raise(monkeypatch):

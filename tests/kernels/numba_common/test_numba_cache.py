@@ -1,0 +1,85 @@
+"""Where machine code is kept: by the state of all sources, where a folder can be written, whole or not at all."""
+
+import os
+from pathlib import Path
+
+import numba
+import pytest
+
+from kernels.numba_common import cache
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A tree of kernels, whose caches stand in no user's folders."""
+    for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py"):
+        path = tmp_path / "kernels" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    monkeypatch.setattr(cache, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    yield tmp_path
+    cache.cache_folder.cache_clear()
+
+
+def folder() -> str | None:
+    cache.cache_folder.cache_clear()
+    return cache.cache_folder()
+
+
+@pytest.mark.parametrize("place", ["", "elsewhere"], ids=["beside the sources", "in NUMBA_CACHE_DIR"])
+def test_it_belongs_to_the_sources_of_all_compiled_kernels(place, tree, monkeypatch):
+    """Numba compares the file of a kernel alone; a change in a function that it calls must not go unseen."""
+    base = tree / place if place else tree / "kernels" / "__pycache__"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(base) if place else "")
+    folders = [folder()]
+    for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py"):
+        (tree / "kernels" / name).write_text("2")
+        folders.append(folder())
+    assert len(set(folders[:3])) == 3
+    assert folders[3] == folders[2]  # PyTorch's forms have no part in it
+    assert {Path(x).parent for x in folders} == {base}
+
+
+def test_it_is_the_users_where_the_tree_cannot_be_written_and_none_where_that_cannot(tree):
+    """A file in the place of a folder stops every user, the superuser too."""
+    (tree / "kernels" / "__pycache__").write_text("")
+    assert Path(folder()).parent == tree / "user" / "archzoo"
+    (tree / "user" / "archzoo").rename(tree / "moved")
+    (tree / "user" / "archzoo").write_text("")
+    assert folder() is None
+    assert cache.cached(numba.njit(doubled))(3) == 6
+
+
+def test_a_user_without_a_home_has_no_cache_in_the_working_folder(tree, monkeypatch):
+    (tree / "kernels" / "__pycache__").write_text("")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert folder() is None
+
+
+def doubled(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize("length", [0, 40])
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_what_is_broken_is_compiled_anew_and_then_whole(kind, length, tree):
+    def kernel():
+        return cache.cached(numba.njit(doubled))
+
+    folder()
+    first = kernel()
+    assert first(3) == 6
+    assert not first.stats.cache_hits
+    second = kernel()
+    assert second(3) == 6
+    assert second.stats.cache_hits
+    (broken,) = Path(folder()).rglob(f"*.{kind}")
+    broken.write_bytes(broken.read_bytes()[:length])
+    third, fourth = kernel(), kernel()
+    assert third(3) == 6
+    assert not third.stats.cache_hits
+    assert fourth(3) == 6
+    assert fourth.stats.cache_hits
