@@ -29,8 +29,6 @@ def fault() -> str | None:
 def _fault() -> str | None:
     try:
         numba = importlib.import_module("numba")
-    except ModuleNotFoundError:
-        return "the numba package is not installed"
-    except Exception as error:  # of any kind: releases check the versions that they find in their own ways
+    except Exception as error:  # it may be missing, or not get on with the versions of other packages that it finds
         return f"numba cannot be imported: {error}"
     return "NUMBA_DISABLE_JIT is set" if numba.config.DISABLE_JIT else None

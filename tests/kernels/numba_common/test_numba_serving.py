@@ -27,7 +27,7 @@ def importing(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ModuleNotFoundError("No module named 'numba'"), "the numba package is not installed"),
+        (ModuleNotFoundError("No module named 'numba'"), "numba cannot be imported: No module named 'numba'"),
         (ImportError("needs NumPy 2.2 or less"), "numba cannot be imported: needs NumPy 2.2 or less"),
         (SystemError("initialization failed"), "numba cannot be imported: initialization failed"),
     ],
