@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.forward_ad import unpack_dual
 
 
 def never(*_args, **_options) -> None:
@@ -243,3 +244,15 @@ def only_sizes(x: Tensor) -> bool:
     So it is on the meta device, as a fake tensor, and while a compiler traces.
     """
     return torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
+
+
+def reverse_mode_only(operation: str, *tensors: Tensor | None) -> None:
+    """Raise NotImplementedError if one of the tensors, of any shape [...], carries a tangent.
+
+    That is how torch.func.jvp differentiates. PyTorch's custom operators drop tangents without a word.
+    """
+    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            f"{operation} has derivatives in reverse mode only, and got a tangent of forward mode (torch.func.jvp): "
+            'use torch.func.vjp or torch.autograd.grad, or backend="reference"'
+        )

@@ -1,4 +1,4 @@
-"""Kernels have first derivatives in reverse mode only; any other raises instead of being wrong."""
+"""Kernels have first derivatives only; a second one raises instead of being wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 
 def first_order(backward: Callable) -> Callable:
@@ -46,16 +45,4 @@ class _Refused(torch.autograd.Function):
     def backward(ctx, *_):
         raise RuntimeError(
             'trying to differentiate twice what has first derivatives only: backend="reference" has others too'
-        )
-
-
-def reverse_mode_only(operation: str, *tensors: Tensor | None) -> None:
-    """Raise NotImplementedError if one of the tensors, of any shape [...], carries a tangent.
-
-    That is how torch.func.jvp differentiates. PyTorch's custom operators drop tangents without a word.
-    """
-    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(
-            f"{operation} has derivatives in reverse mode only, and got a tangent of forward mode (torch.func.jvp): "
-            'use torch.func.vjp or torch.autograd.grad, or backend="reference"'
         )

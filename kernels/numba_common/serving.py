@@ -29,6 +29,8 @@ def fault() -> str | None:
 def _fault() -> str | None:
     try:
         numba = importlib.import_module("numba")
-    except Exception as error:  # it may be missing, or not get on with the versions of other packages that it finds
+    except (
+        Exception
+    ) as error:  # it may be missing, or not get on with the versions of other packages that it finds
         return f"numba cannot be imported: {error}"
     return "NUMBA_DISABLE_JIT is set" if numba.config.DISABLE_JIT else None

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dispatch import without_autocast
-from kernels.gradients import reverse_mode_only
+from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.ops.delta_rule import chunked
 from kernels.ops.delta_rule.chunked import Chunks, chunk_length, most_chunks
 from kernels.ops.delta_rule.chunked_backward import backward

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.gradients import reverse_mode_only
+from kernels.dispatch import reverse_mode_only
 
 
 def grouped_linear_torch(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dispatch import without_autocast
+from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.flops import attention_flops
 from kernels.gating import gated
-from kernels.gradients import first_order, reverse_mode_only
+from kernels.gradients import first_order
 from kernels.ops.indexed_attention.fused_tensors import Indexer, Output
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import wide

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels import masks
-from kernels.dispatch import without_autocast
-from kernels.gradients import first_order, reverse_mode_only
+from kernels.dispatch import reverse_mode_only, without_autocast
+from kernels.gradients import first_order
 from kernels.ops.indexer_kl.parts import parts
 from kernels.ops.lightning_topk.scores import index_logits, wide
 

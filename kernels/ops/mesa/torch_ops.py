@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import without_autocast
-from kernels.gradients import reverse_mode_only
+from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.ops.mesa.layout import Chunks
 from kernels.ops.mesa.reference import with_symmetric_part
 from kernels.ops.mesa.scan import pair_sums

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gradients import reverse_mode_only
+from kernels.dispatch import reverse_mode_only
 from kernels.numba_common import refusal
 from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes

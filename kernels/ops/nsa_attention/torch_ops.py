@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dispatch import without_autocast
+from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.flops import attention_flops
-from kernels.gradients import reverse_mode_only
 from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.dense_branches import (

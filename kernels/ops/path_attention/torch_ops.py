@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.gradients import reverse_mode_only
+from kernels.dispatch import reverse_mode_only
 from kernels.ops.path_attention.flops import path_flops
 from kernels.ops.path_attention.layout import attend, attend_backward
 from kernels.packing.rectangles import Rectangles

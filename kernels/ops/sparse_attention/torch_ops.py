@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels.dispatch import reverse_mode_only
 from kernels.flops import attention_flops
 from kernels.gating import gated
-from kernels.gradients import reverse_mode_only
 from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
 from kernels.query_blocks import block_size
 
