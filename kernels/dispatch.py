@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 
 def never(*_args, **_options) -> None:
@@ -251,8 +251,17 @@ def reverse_mode_only(operation: str, *tensors: Tensor | None) -> None:
 
     That is how torch.func.jvp differentiates. PyTorch's custom operators drop tangents without a word.
     """
-    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+    if any(x is not None and _may_have_tangent(x) for x in tensors):
         raise NotImplementedError(
             f"{operation} has derivatives in reverse mode only, and got a tangent of forward mode (torch.func.jvp): "
-            'use torch.func.vjp or torch.autograd.grad, or backend="reference"'
+            'use torch.autograd.grad, or backend="reference"'
         )
+
+
+def _may_have_tangent(x: Tensor) -> bool:
+    """Return whether x [...] has a tangent or, while a compiler traces and does not see them, could have one."""
+    if torch.compiler.is_compiling():
+        return forward_ad._current_level >= 0
+    while torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return forward_ad.unpack_dual(x).tangent is not None

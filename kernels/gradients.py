@@ -21,6 +21,7 @@ def first_order(backward: Callable) -> Callable:
     def call(ctx, *gradients: Tensor | None):
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
+        ctx = _Unpacked(ctx)
         with torch.no_grad():
             found = backward(ctx, *gradients)
         found = (found,) if isinstance(found, Tensor) else found
@@ -32,6 +33,16 @@ def first_order(backward: Callable) -> Callable:
         return tuple(x if x is None else next(refused) for x in found)
 
     return call
+
+
+class _Unpacked:
+    """A context whose saved tensors are unpacked once, as checkpoints demand."""
+
+    def __init__(self, ctx) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str):
+        return getattr(self._ctx, name)
 
 
 class _Refused(torch.autograd.Function):

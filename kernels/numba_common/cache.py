@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -23,22 +24,32 @@ def cached(kernel: Callable) -> Callable:
     own = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = folder
     try:
-        kernel._cache = SafeCache(kernel.py_func)  # as `enable_caching` does with Numba's own class
+        cache = SafeCache(kernel.py_func)
+    except RuntimeError:  # by none of the ways in which Numba is told to look for a folder
+        return kernel
     finally:
         numba.config.CACHE_DIR = own
+    if Path(cache.cache_path).is_relative_to(folder):  # Numba may have found another, which knows no sources
+        kernel._cache = cache  # as `enable_caching` does with Numba's own class
     return kernel
 
 
 class SafeCache(FunctionCache):
-    """Numba's cache of one function, which forgets files that a full disk or a power cut has left half-written."""
+    """Numba's cache of one function, which no full disk and no power cut makes an error."""
 
     def load_overload(self, signature, target_context):
         """Return the compiled function for these types, None if it is not there or cannot be read."""
         try:
             return super().load_overload(signature, target_context)
         except Exception:  # what is no pickle may raise anything
-            self.flush()
+            with contextlib.suppress(OSError):
+                self.flush()
             return None
+
+    def save_overload(self, signature, data) -> None:
+        """Keep the compiled function for these types, if there is room."""
+        with contextlib.suppress(OSError):
+            super().save_overload(signature, data)
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from support import operation_cases
 from support.formula import uniform
 from support.kernel_cases import normal
 from support.triton_cases import DEVICE
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import kernels
 from kernels import ops
@@ -85,53 +87,143 @@ FORMS += [(call, "numba", torch.float32) for call in LEARNING if has_numba_form(
 REFUSALS = "differentiate twice|no autograd formula was registered|derivative for aten::.* is not implemented"
 
 
-def prepared(call: operation_cases.Call, dtype: torch.dtype):
-    """The call in this dtype, its tensors that are learned, and a direction for each of these."""
-    call = dataclasses.replace(operation_cases.as_dtype(call, dtype), learned=call.learned)
-    learned = {name: call.tensors[name].detach().clone().requires_grad_() for name in call.learned}
-    return call, learned, {name: uniform(name, *x.shape).to(dtype) for name, x in learned.items()}
+class Learning:
+    """A call's inputs that have gradients, states included, and the call as a function of these."""
 
+    def __init__(self, call: operation_cases.Call, dtype: torch.dtype) -> None:
+        self.call = operation_cases.as_dtype(call, dtype)
+        self.leaves = {name: self.call.tensors[name] for name in call.learned}
+        self.state = self.call.options.get("initial_state")
+        for i, part in enumerate(operation_cases.tensors_of(self.state)):
+            self.leaves[f"initial_state {i}"] = part
+        self.leaves = {name: x.detach().clone().requires_grad_() for name, x in self.leaves.items()}
+        self.directions = {name: uniform(name, *x.shape).to(dtype) for name, x in self.leaves.items()}
 
-def weighted(outputs) -> torch.Tensor:
-    """A number that all floating outputs enter."""
-    found = [x for x in operation_cases.tensors_of(outputs) if x.is_floating_point()]
-    return sum((x * uniform(str(i), *x.shape).to(x.dtype)).sum() for i, x in enumerate(found))
+    def outputs(self, backend: str, **changed: Tensor) -> list[Tensor]:
+        """A number of each result, with some of the inputs changed."""
+        leaves = {**self.leaves, **changed}
+        states = [x for name, x in leaves.items() if name.startswith("initial_state ")]
+        tensors = {name: leaves.get(name, x) for name, x in self.call.tensors.items()}
+        if states:
+            tensors["initial_state"] = tuple(states) if isinstance(self.state, tuple) else states[0]
+        options = {name: x for name, x in self.call.options.items() if name not in tensors}
+        found = operation_cases.tensors_of(dataclasses.replace(self.call, options=options)(backend, tensors))
+        found = [x for x in found if x.is_floating_point()]
+        return [(x * uniform(str(i), *x.shape).to(x.dtype)).sum() for i, x in enumerate(found)]
 
+    def gradients(self, out: Tensor, **options) -> dict[str, Tensor]:
+        """Of a result, by the names of the inputs that it depends on."""
+        if not out.requires_grad:
+            return {}
+        found = torch.autograd.grad(out, list(self.leaves.values()), allow_unused=True, **options)
+        return {name: x for name, x in zip(self.leaves, found, strict=True) if x is not None}
 
-def along(gradients, directions) -> torch.Tensor:
-    parts = ((g * d).sum() for g, d in zip(gradients, directions.values(), strict=True) if g is not None)
-    return torch.as_tensor(sum(parts), dtype=torch.float64)
+    def along(self, gradients: dict[str, Tensor]) -> Tensor:
+        """The derivative in the directions of the inputs, fp64."""
+        parts = [(x * self.directions[name]).sum() for name, x in gradients.items()]
+        return torch.as_tensor(sum(parts), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
     ("call", "backend", "dtype"), FORMS, ids=[f"{call.title}, {backend}" for call, backend, _ in FORMS]
 )
 def test_forward_mode_agrees_with_reverse_mode_or_is_refused(call, backend, dtype):
-    call, learned, directions = prepared(call, dtype)
-    out = weighted(call(backend, {**call.tensors, **learned}))
-    wanted = along(torch.autograd.grad(out, list(learned.values()), allow_unused=True), directions)
-    with forward_mode.dual_level():
-        duals = {name: forward_mode.make_dual(x.detach(), directions[name]) for name, x in learned.items()}
-        with contextlib.suppress(NotImplementedError):
-            tangent = forward_mode.unpack_dual(weighted(call(backend, {**call.tensors, **duals}))).tangent
-            torch.testing.assert_close(torch.zeros_like(wanted) if tangent is None else tangent, wanted)
+    learning = Learning(call, dtype)
+    wanted = [learning.gradients(out, retain_graph=True) for out in learning.outputs(backend)]
+    for name, x in learning.leaves.items():
+        with forward_mode.dual_level(), contextlib.suppress(NotImplementedError):
+            dual = forward_mode.make_dual(x.detach(), learning.directions[name])
+            for out, gradients in zip(learning.outputs(backend, **{name: dual}), wanted, strict=True):
+                tangent = forward_mode.unpack_dual(out).tangent
+                tangent = learning.along({}) if tangent is None else tangent.double()
+                torch.testing.assert_close(
+                    tangent,
+                    learning.along({name: gradients[name]} if name in gradients else {}),
+                    rtol=1e-4,
+                    atol=1e-6,
+                )
 
 
 @pytest.mark.parametrize(
     ("call", "backend", "dtype"), FORMS, ids=[f"{call.title}, {backend}" for call, backend, _ in FORMS]
 )
 def test_second_derivatives_are_those_of_the_definition_or_refused(call, backend, dtype):
-    call, learned, directions = prepared(call, dtype)
+    """Of each result alone, as another's refusal would hide what is missing of it."""
+    learning = Learning(call, dtype)
+    for i in range(len(learning.outputs("reference"))):
+        wanted = second_derivative(learning, "reference", i)
+        try:
+            found = second_derivative(learning, backend, i)
+        except RuntimeError as error:
+            assert re.search(REFUSALS, str(error))  # noqa: PT017 - either outcome is right
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
-    def second(form: str):
-        out = weighted(call(form, {**call.tensors, **learned})).square()
-        first = torch.autograd.grad(out, list(learned.values()), create_graph=True, allow_unused=True)
-        found = torch.autograd.grad(along(first, directions), list(learned.values()), allow_unused=True)
-        return along(found, directions)
 
-    try:
-        found = second(backend)
-    except RuntimeError as error:
-        assert re.search(REFUSALS, str(error))  # noqa: PT017 - either outcome is right
-    else:
-        torch.testing.assert_close(found, second("reference"))
+def second_derivative(learning: Learning, backend: str, i: int) -> Tensor:
+    first = learning.along(learning.gradients(learning.outputs(backend)[i].square(), create_graph=True))
+    return learning.along(learning.gradients(first))
+
+
+class Cube(torch.autograd.Function):
+    """x³, of whose gradient 3x²·g PyTorch sees x only if it is `linked`."""
+
+    @staticmethod
+    def forward(ctx, x, linked):
+        ctx.save_for_backward(x if linked else x.detach().clone())
+        return x**3
+
+    @staticmethod
+    @first_order
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g, None
+
+
+def test_a_refusal_lies_on_every_way_from_the_gradient():
+    x = torch.tensor([2.0], requires_grad=True)
+
+    def gradient(out):
+        return torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+
+    assert gradient(Cube.apply(x, True)).item() == 12.0
+    with pytest.raises(
+        RuntimeError, match="differentiate twice"
+    ):  # a constant arrives, and nothing known is of x
+        gradient(Cube.apply(x, False)).backward()
+    with pytest.raises(RuntimeError, match="differentiate twice"):  # by way of what was saved
+        torch.autograd.grad(gradient(Cube.apply(x, True)), x)
+    with pytest.raises(RuntimeError, match="differentiate twice"):  # by way of the gradient that arrives
+        torch.autograd.grad(gradient(Cube.apply(x, False) ** 2), x)
+
+
+def test_saved_tensors_are_unpacked_once_as_checkpoints_demand():
+    x = torch.tensor([2.0], requires_grad=True)
+    out = checkpoint(Cube.apply, x, True, use_reentrant=False)
+    assert torch.autograd.grad(out, x, create_graph=True)[0].item() == 12.0
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_constants_under_vmap_have_no_tangent(backend):
+    x, weight, counts = normal(1, 5, 4), normal(2, 3, 4), torch.tensor([2, 3])
+
+    def scaled(s):
+        return (
+            s * torch.func.vmap(lambda y: kernels.grouped_linear(y, weight, counts, backend=backend))(x).sum()
+        )
+
+    value, tangent = torch.func.jvp(scaled, (x.new_ones(()),), (x.new_ones(()),))
+    assert value == tangent
+
+
+def test_tangents_are_refused_under_vmap_and_in_compiled_code():
+    x, weight, counts = normal(5, 4), normal(2, 3, 4), torch.tensor([2, 3])
+
+    def product(y):
+        return kernels.grouped_linear(y, weight, counts, backend="torch")
+
+    batched, compiled = torch.func.vmap(product), torch.compile(product, backend="eager")
+    with pytest.raises(NotImplementedError, match="reverse mode only"):
+        torch.func.jvp(batched, (x[None],), (x[None],))
+    compiled(x)
+    with forward_mode.dual_level(), pytest.raises(NotImplementedError, match="reverse mode only"):
+        compiled(forward_mode.make_dual(x, x))

@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from support import operation_cases
@@ -62,9 +64,29 @@ ELSEWHERE = {
 }
 
 
-def test_results_lie_as_promised_also_where_inputs_are_parts_of_others():
+def apart(x: Tensor) -> Tensor:
+    """x as a part of a longer tensor."""
+    return torch.cat([x, x[:, :1]], 1)[:, : x.shape[1]]
+
+
+def swapped(first: int, second: int) -> Callable[[Tensor], Tensor]:
+    """x in memory in which two axes have changed places, as a transposed product of a layer has."""
+    return lambda x: x.transpose(first, second).contiguous().transpose(first, second)
+
+
+def of_all(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The change of all tensors of a call that have two axes or more."""
+    return lambda tensors: tree_map_only(Tensor, lambda x: change(x) if x.dim() > 1 else x, tensors)
+
+
+OTHERWISE = [of_all(apart), of_all(swapped(1, -1)), of_all(swapped(-1, -2))]
+
+
+def test_results_lie_as_promised_also_where_inputs_lie_otherwise():
     calls = [call for call in operation_cases.calls() if not gathers(call)]
-    calls += [dataclasses.replace(operation_cases.apart(call), learned=call.learned) for call in calls]
+    calls += [
+        dataclasses.replace(call, tensors=changed(call.tensors)) for call in calls for changed in OTHERWISE
+    ]
     with Promises() as promises:
         for call in calls:
             operation_cases.run(call, "torch")

@@ -74,14 +74,14 @@ def chunked_delta_rule(
         flat, room = _flat(q, k, v, g, beta), saved if keep else None
         o = chunked.forward(flat, state.flatten(0, 1), chunks, scale, room, delta)
     final = torch.empty_like(state).index_copy_(0, order, state)
-    return o.view_as(v).to(v.dtype), final, *saved.tensors()
+    return o.view_as(v).to(v.dtype).contiguous(), final, *saved.tensors()
 
 
 @chunked_delta_rule.register_fake
 def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, keep, delta):
     wide = torch.promote_types(q.dtype, torch.float32)
     final = q.new_empty(_state_shape(q, v, cu_seqlens), dtype=wide)
-    return torch.empty_like(v), final, *_empty_saved(q, v, cu_seqlens, wide, keep, delta).tensors()
+    return v.new_empty(v.shape), final, *_empty_saved(q, v, cu_seqlens, wide, keep, delta).tensors()
 
 
 @torch.library.custom_op("archzoo::delta_rule_backward", mutates_args=())
@@ -118,14 +118,14 @@ def chunked_delta_rule_backward(
         d_o = torch.zeros_like(v) if d_o is None else d_o
         grads = backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved, delta)
     d_initial = torch.empty_like(d_state).index_copy_(0, order, d_state)
-    return *(x.view_as(y) for x, y in zip(grads, (q, k, v, g, beta), strict=True)), d_initial
+    found = (x.view_as(y).contiguous() for x, y in zip(grads, (q, k, v, g, beta), strict=True))
+    return *found, d_initial
 
 
 @chunked_delta_rule_backward.register_fake
 def _(d_o, d_final, q, k, v, g, beta, cu_seqlens, states, errors, products, inverse, scale, delta):
-    return *(torch.empty_like(x) for x in (q, k, v, g, beta)), states.new_empty(
-        _state_shape(q, v, cu_seqlens)
-    )
+    found = (x.new_empty(x.shape) for x in (q, k, v, g, beta))
+    return *found, states.new_empty(_state_shape(q, v, cu_seqlens))
 
 
 def _save(ctx, inputs, output):

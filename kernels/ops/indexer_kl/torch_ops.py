@@ -39,7 +39,7 @@ def indexer_kl_torch(
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    reverse_mode_only("indexer_kl", q, k, *indexer)
+    reverse_mode_only("indexer_kl", *indexer)
     return indexer_kl_op(q.detach(), k.detach(), *indexer, indices, scale, scores, cu_seqlens, learns)[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.dispatch import reverse_mode_only
 from kernels.ops.delta_rule.torch_ops import delta_rule_torch
 from kernels.ops.memory_mixture.visits import sort_visits
 
@@ -30,6 +31,7 @@ def memory_mixture_torch(
     weights [B, T, R], initial_state [N, M, H, K, V] or None. Returns o [B, T, H, V] in v's dtype and
     the memories [N, M, H, K, V] in at least fp32, or None.
     """
+    reverse_mode_only("memory_mixture", q, k, v, g, beta, initial_state)
     memories = k.shape[2]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     visits = sort_visits(routes, memories, cu_seqlens)

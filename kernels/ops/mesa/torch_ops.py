@@ -45,7 +45,7 @@ def mesa_torch(
     if _is_step(q, initial_state, cu_seqlens):
         o, after = mesa_torch_step(q, k, v, g, beta, lamb, cg_steps, initial_state)
         return o, after if output_final_state else None
-    reverse_mode_only("mesa", q, k, v, g, beta, lamb)
+    reverse_mode_only("mesa", q, k, v, g, beta, lamb, *(initial_state or ()))
     wide = torch.promote_types(q.dtype, torch.float32)
     dtype, width, widths = q.dtype, q.shape[3], [q.shape[3], v.shape[3]]
     with without_autocast(q):

@@ -11,7 +11,14 @@ from support.margins import below
 from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
 from kernels.flops import flop_counter
 from kernels.numba_common import serving
-from kernels.ops.indexed_attention import OPERATION, numba_blocks, operators, torch_ops
+from kernels.ops.indexed_attention import (
+    OPERATION,
+    numba_blocks,
+    numba_forward,
+    numba_layout,
+    operators,
+    torch_ops,
+)
 from kernels.ops.indexed_attention.fused_tensors import Indexer
 from kernels.ops.indexed_attention.torch_backward import FAINTEST, attend_backward
 from kernels.ops.indexed_attention.torch_forward import attend
@@ -122,6 +129,24 @@ def test_auto_takes_numba_for_fp32_and_says_why_it_cannot_take_others():
             choose("numba", *given)
     with pytest.raises(ValueError, match="packed"):
         choose("numba", *inputs, cu_seqlens=packed(5, 7))
+
+
+def test_a_bias_of_any_stride_is_no_reason_to_compile_again():
+    inputs = [x.float() for x in layer(1, 12)]
+    wanted = indexed_attention(*inputs, rule=FIVE, backend="numba")
+    compiled = len(numba_forward.forward.signatures)
+    inputs[6] = torch.stack([inputs[6], inputs[6]], 1)[:, 0]
+    found = indexed_attention(*inputs, rule=FIVE, backend="numba")
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    assert len(numba_forward.forward.signatures) == compiled
+
+
+def test_no_gradients_have_room_where_nothing_learns():
+    indexer = Indexer(*(x.float() for x in layer(1, 12)[3:]))
+    index = numba_layout.indexed(indexer, "sigmoid")
+    q, k, w, sums = numba_layout.empty_gradients(index, 2, learns=False)
+    assert [x.numel() for x in (q, k, w)] == [0, 0, 0]
+    assert sums.shape == (1, 2, 5)
 
 
 def test_without_numba_auto_takes_pytorch(monkeypatch):

@@ -129,6 +129,12 @@ def test_a_window_of_any_size_reaches_all_keys(window):
     assert torch.equal(call(*tensors, window=window, backend="numba"), wanted)
 
 
+def test_a_block_of_any_size_reaches_all_keys():
+    tensors = [x.float() for x in inputs(1, 40)]
+    wanted = call(*tensors, select_size=64, backend="numba")
+    assert torch.equal(call(*tensors, select_size=2**33, backend="numba"), wanted)
+
+
 def test_numba_counts_the_flops_of_the_other_forms():
     counts = []
     for backend in ("numba", "torch"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from numba.core.caching import FunctionCache
 
 from kernels.numba_common import cache
 
@@ -83,3 +84,34 @@ def test_what_is_broken_is_compiled_anew_and_then_whole(kind, length, tree):
     assert not third.stats.cache_hits
     assert fourth(3) == 6
     assert fourth.stats.cache_hits
+
+
+def test_no_room_on_the_disk_is_no_error(tree, monkeypatch):
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    folder()
+    kernel = cache.cached(numba.njit(doubled))
+    monkeypatch.setattr(FunctionCache, "save_overload", no_room)
+    assert kernel(3) == 6
+
+
+def test_a_folder_that_numba_does_not_take_means_no_cache(tree, monkeypatch):
+    """It would look for another, which did not know of all sources."""
+    folder()
+    kept = cache.cached(numba.njit(doubled))
+    own = Path(kept._cache.cache_path)
+    own.rmdir()
+    own.write_text("")
+    other = cache.cached(numba.njit(doubled))
+    assert other(3) == 6
+    assert not isinstance(other._cache, cache.SafeCache)
+
+
+def test_no_way_to_find_a_folder_means_no_cache(tree, monkeypatch):
+    def fail(_function):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    folder()
+    monkeypatch.setattr(cache, "SafeCache", fail)
+    assert cache.cached(numba.njit(doubled))(3) == 6
