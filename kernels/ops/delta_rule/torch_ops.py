@@ -74,7 +74,7 @@ def chunked_delta_rule(
         flat, room = _flat(q, k, v, g, beta), saved if keep else None
         o = chunked.forward(flat, state.flatten(0, 1), chunks, scale, room, delta)
     final = torch.empty_like(state).index_copy_(0, order, state)
-    return o.view_as(v).to(v.dtype).contiguous(), final, *saved.tensors()
+    return o.view_as(v).to(v.dtype), final, *saved.tensors()
 
 
 @chunked_delta_rule.register_fake
@@ -118,8 +118,7 @@ def chunked_delta_rule_backward(
         d_o = torch.zeros_like(v) if d_o is None else d_o
         grads = backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved, delta)
     d_initial = torch.empty_like(d_state).index_copy_(0, order, d_state)
-    found = (x.view_as(y).contiguous() for x, y in zip(grads, (q, k, v, g, beta), strict=True))
-    return *found, d_initial
+    return *(x.view_as(y) for x, y in zip(grads, (q, k, v, g, beta), strict=True)), d_initial
 
 
 @chunked_delta_rule_backward.register_fake
