@@ -130,15 +130,13 @@ class Learning:
 def test_forward_mode_agrees_with_reverse_mode_or_is_refused(call, backend, dtype):
     learning = Learning(call, dtype)
     wanted = [learning.gradients(out, retain_graph=True) for out in learning.outputs(backend)]
-    constants = {
-        name: x.detach() for name, x in learning.leaves.items()
-    }  # as PyTorch refuses beside a gradient
+    # Without gradients, beside which PyTorch would refuse on its own.
+    constants = {name: x.detach() for name, x in learning.leaves.items()}
     for name, x in constants.items():
         with forward_mode.dual_level(), contextlib.suppress(NotImplementedError):
             dual = {name: forward_mode.make_dual(x, learning.directions[name])}
-            for out, gradients in zip(
-                learning.outputs(backend, **{**constants, **dual}), wanted, strict=True
-            ):
+            found = learning.outputs(backend, **{**constants, **dual})
+            for out, gradients in zip(found, wanted, strict=True):
                 tangent = forward_mode.unpack_dual(out).tangent
                 tangent = learning.along({}) if tangent is None else tangent.double()
                 torch.testing.assert_close(

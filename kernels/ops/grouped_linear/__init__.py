@@ -26,7 +26,8 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, backend: str = 
     backend  auto, torch (one product a group), reference
     returns  [M, N] in x's dtype (under autocast: autocast's)
 
-    Raises ValueError for shapes that do not fit, and for an unknown backend.
+    Raises ValueError for shapes that do not fit, and for an unknown backend;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     """
     shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, counts {tuple(counts.shape)}"
     if x.dim() != 2 or weight.dim() != 3 or counts.shape != weight.shape[:1] or x.shape[1] != weight.shape[2]:

@@ -71,7 +71,7 @@ def indexed_attention(
     Memory of the fused forms: T²/8 bytes for the selection, linear in T for all else. Numba's has gradients of keys and
     values once for each thread where a batch has fewer sequences than threads.
     Raises ValueError for shapes that do not fit or have no token, and for scores or a backend that are unknown;
-    NotImplementedError for forward-mode differentiation, which the reference has.
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 1 to 4; OrthGSA, steps 3.3 to 3.5.
     """
     check_attention("indexed_attention", q, k, v, cu_seqlens=cu_seqlens)

@@ -73,7 +73,8 @@ def indexer_kl(
                 memory)
     returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
 
-    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
+    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 3 and 4, and 1 for the ReLU.
     """
     check_attention("indexer_kl", q, k, k, cu_seqlens=cu_seqlens)

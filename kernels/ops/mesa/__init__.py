@@ -84,7 +84,8 @@ def mesa(
     Everything is computed in at least fp32. `torch` differentiates implicitly, by a second solve with as many
     steps; `reference` through the steps. They agree once the conjugate gradient has converged.
     Memory is linear in T. `torch` pads packed sequences to whole chunks, each by less than one.
-    Raises ValueError for shapes that do not fit, cg_steps < 1, and an unknown backend.
+    Raises ValueError for shapes that do not fit, cg_steps < 1, and an unknown backend;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: von Oswald et al. 2025, MesaNet (arXiv:2506.05233).
     """
     check_mesa(q, k, v, g, beta, lamb, cg_steps, initial_state, cu_seqlens)

@@ -118,7 +118,8 @@ def nsa_attention(
 
     Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order
     gradients.
-    Raises ValueError for sizes or shapes that do not fit, and for a backend that is unknown.
+    Raises ValueError for sizes or shapes that do not fit, and for a backend that is unknown;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089), equations 5 to 12.
     """
     sizes = Sizes(block_size, stride, select_size, n_select, window)

@@ -57,7 +57,8 @@ def path_attention(
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
     All arithmetic in at least fp32. Raises ValueError for shapes that do not fit, and for a backend that is
-    unknown or cannot serve the call.
+    unknown or cannot serve the call;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: Yang et al. 2025, PaTH Attention (arXiv:2505.16381), section 3; the gate: Lin et al. 2025, Forgetting
     Transformer (arXiv:2503.02130), equation 5.
     """

@@ -73,7 +73,8 @@ def sparse_attention(
 
     Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered;
     the torch form gathers where that is cheaper than a mask over all keys (n well below T).
-    Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
+    Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call;
+    NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 2; OrthGSA, step 3.5.
     """
     check_attention("sparse_attention", q, k, v, causal=False, cu_seqlens=cu_seqlens)
