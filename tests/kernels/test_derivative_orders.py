@@ -72,18 +72,8 @@ def test_a_gradient_penalty_is_refused(call, loss):
 LEARNING = [call for call in operation_cases.calls() if call.learned]
 
 
-def has_numba_form(call: operation_cases.Call) -> bool:
-    if "cu_seqlens" in call.options:
-        return False
-    attends = (
-        call.operation is kernels.indexed_attention
-        and call.tensors["q"].shape[1] == call.tensors["k"].shape[1]
-    )
-    return attends or call.operation is operation_cases.nsa
-
-
 FORMS = [(call, "torch", torch.float64) for call in LEARNING]
-FORMS += [(call, "numba", torch.float32) for call in LEARNING if has_numba_form(call)]
+FORMS += [(call, "numba", torch.float32) for call in LEARNING if operation_cases.has_numba_form(call)]
 REFUSALS = "differentiate twice|no autograd formula was registered|derivative for aten::.* is not implemented"
 
 

@@ -72,6 +72,16 @@ def as_dtype(call: Call, dtype: torch.dtype) -> Call:
     return Call(f"{call.name}, {str(dtype).removeprefix('torch.')}", call.operation, tensors, options)
 
 
+def has_numba_form(call: Call) -> bool:
+    if "cu_seqlens" in call.options:
+        return False
+    attends = (
+        call.operation is kernels.indexed_attention
+        and call.tensors["q"].shape[1] == call.tensors["k"].shape[1]
+    )
+    return attends or call.operation is nsa
+
+
 def apart(call: Call) -> Call:
     """The call with tensors that are parts of longer ones along their second axis: sequences are no neighbours."""
 
