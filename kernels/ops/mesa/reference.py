@@ -27,13 +27,14 @@ def mesa_reference(
 ) -> tuple[Tensor, State | None]:
     """Compute `kernels.mesa` for every sequence by itself, in at least fp32.
 
-    Gradients go through the steps of the conjugate gradient.
+    Gradients are those of the exact solution, of any order and in either mode of differentiation.
 
     q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], lamb [H, K], initial_state (H [N, H, K, K], G [N, H, K, V]) or
     None. Returns o [B, T, H, V] in q's dtype and (H, G) in at least fp32, or None.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     tokens = [x.to(wide) for x in (q, k, v, g.to(wide).exp(), beta)]
+    lamb = lamb.to(wide)  # once: a cast at every token would add Λ's gradient over tokens in Λ's own type
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
     if initial_state is None:
@@ -46,7 +47,7 @@ def mesa_reference(
     with without_autocast(q):
         for part, state in zip(zip(*(x.split(lengths, 1) for x in tokens), strict=True), starts, strict=True):
             for token in zip(*(x.unbind(1) for x in part), strict=True):
-                o, state = mesa_step(*token, lamb.to(wide), *state, cg_steps)
+                o, state = mesa_step(*token, lamb, *state, cg_steps)
                 outputs.append(o)
             finals.append(state)
     o = torch.stack(outputs, 1) if outputs else tokens[2]
@@ -76,7 +77,7 @@ def mesa_step(
     q, k [B, H, K]; v [B, H, V]; gamma, beta [B, H]; lamb [H, K]; h_kk [B, H, K, K]; h_kv [B, H, K, V].
     """
     h_kk, h_kv = write(h_kk, k, k, gamma, beta), write(h_kv, k, v, gamma, beta)
-    x = conjugate_gradient(h_kk + torch.diag_embed(lamb), q, cg_steps)
+    x = solution(h_kk, lamb, q, cg_steps)
     return (x[..., None, :] @ h_kv)[..., 0, :], (h_kk, h_kv)
 
 
@@ -85,32 +86,38 @@ def write(state: Tensor, k: Tensor, y: Tensor, gamma: Tensor, beta: Tensor) -> T
     return gamma[..., None, None] * state + beta[..., None, None] * k[..., :, None] * y[..., None, :]
 
 
-def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """Approximate a⁻¹·b for positive definite a [..., K, K], b [..., K], by so many steps."""
-    for x in iterates(a, b, steps):
-        solution = x
-    return solution
+def solution(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Tensor:
+    """Approximate (H + Λ)⁻¹·b by so many conjugate gradients, with the derivatives of the exact solution.
 
+    The steps themselves have no use as a derivative: where few keys are repeated they end before other directions, in
+    which a change of H would show, have been looked at.
 
-def iterates(a: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:
-    """Yield the conjugate gradients' approximations of a⁻¹·b: 0 before the first step, and one after each.
-
-    Preconditioned by the diagonal. A residual far below rounding counts as 0: its ratios are noise.
-
-    a [..., K, K], symmetric positive definite; b [..., K] -> each [..., K], in the dtype of b.
+    h_kk H [B, H, K, K], symmetric, positive semi-definite; lamb [H, K], > 0; b [B, H, K] -> [B, H, K].
     """
-    diagonal = a.diagonal(dim1=-2, dim2=-1)
+    for x in iterates(h_kk, lamb, b, steps):
+        found = x.detach()
+    exact = torch.linalg.solve_ex(h_kk + torch.diag_embed(lamb), b[..., None])[0][..., 0]
+    return found + (exact - exact.detach())
+
+
+def iterates(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:
+    """Yield the conjugate gradients' approximations of (H + Λ)⁻¹·b: 0 before the first step, and one after each.
+
+    Preconditioned by Λ (kernels.ops.mesa says why). A residual far below rounding counts as 0: its ratios are noise.
+
+    h_kk H [..., H, K, K], symmetric, positive semi-definite; lamb [H, K], > 0; b [..., H, K] -> each [..., H, K].
+    """
     x, r = torch.zeros_like(b), b
-    p = z = r / diagonal
+    p = z = r / lamb
     rz = _dot(r, z)
-    enough = rz.detach() * (0.01 * torch.finfo(b.dtype).eps) ** 2
+    enough = rz * (0.01 * torch.finfo(b.dtype).eps) ** 2
     yield x
     for _ in range(steps):
         done = rz <= enough
-        ap = (a @ p[..., None])[..., 0]
+        ap = lamb * p + (h_kk @ p[..., None])[..., 0]
         alpha = _ratio(rz, _dot(p, ap), done)
         x, r = x + alpha * p, r - alpha * ap
-        z = r / diagonal
+        z = r / lamb
         rz, old = _dot(r, z), rz
         p = z + _ratio(rz, old, done) * p
         yield x

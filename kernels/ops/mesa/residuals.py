@@ -40,12 +40,14 @@ def mesa_residuals(
             matrices = []
             for key, forget, strength in zip(*(x.unbind(1) for x in part[1:]), strict=True):
                 h_kk = write(h_kk, key, key, forget, strength)
-                matrices.append(h_kk + torch.diag_embed(lamb))
-            residuals.append(_relative(torch.stack(matrices, 1), part[0], cg_steps))
+                matrices.append(h_kk)
+            residuals.append(_relative(torch.stack(matrices, 1), lamb, part[0], cg_steps))
     return torch.cat(residuals, 2)
 
 
-def _relative(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """‖b − a·x‖ / ‖b‖ of all iterates x: a [..., K, K], b [..., K] -> [steps + 1, ...]."""
-    left = [(b - (a @ x[..., None])[..., 0]).norm(dim=-1) for x in iterates(a, b, steps)]
+def _relative(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Tensor:
+    """‖b − (H + Λ)·x‖ / ‖b‖ of all iterates x: H [..., H, K, K], lamb [H, K], b [..., H, K] -> [steps + 1, ..., H]."""
+    left = [
+        (b - lamb * x - (h_kk @ x[..., None])[..., 0]).norm(dim=-1) for x in iterates(h_kk, lamb, b, steps)
+    ]
     return torch.stack(left) / b.norm(dim=-1).clamp_min(torch.finfo(b.dtype).tiny)

@@ -35,11 +35,6 @@ class Systems(NamedTuple):
         y = torch.bmm(x, self.start).mul_(self.carry).addcmul_(x, self.lamb)
         return y.baddbmm_(torch.bmm(x, self.k.mT).mul_(self.weights), self.k)
 
-    def diagonal(self) -> Tensor:
-        """Return the diagonal of every A_t, [L, C, K]."""
-        before = self.start.diagonal(dim1=1, dim2=2).unsqueeze(1)
-        return self.lamb + self.carry * before + torch.bmm(self.weights, self.k.square())
-
 
 # One operator: thirty steps in a graph, in every layer, would take a compiler minutes.
 @torch.library.custom_op("archzoo::mesa_solve", mutates_args=())
@@ -88,16 +83,16 @@ solve.register_autograd(_backward, setup_context=_save)
 
 @register_flop_formula(torch.ops.archzoo.mesa_solve)
 def _flops(b, k, start, carry, weights, lamb, steps, *, out_shape=None, **_) -> int:
-    """All steps, and the diagonal; what a token saves by converging early depends on values."""
+    """All steps; what a token saves by converging early depends on values."""
     chunks, size, width = b
-    return 2 * chunks * size * width * (steps * (width + 2 * size) + size)
+    return 2 * chunks * size * width * steps * (width + 2 * size)
 
 
 backward_costs(torch.ops.archzoo.mesa_solve, 1)  # the second solve, whatever the first took
 
 
 def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:
-    """Solve A_t·x_t = b_t for every token by itself, by at most `steps` preconditioned (Jacobi) steps from x = 0.
+    """Solve A_t·x_t = b_t for every token by itself, by at most `steps` steps from x = 0, preconditioned by Λ.
 
     b [L, C, K] -> x [L, C, K] in b's dtype; the systems A_t = H_t + Λ: `Systems`.
 
@@ -106,19 +101,18 @@ def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:
     """
     scale = b.abs().amax(-1, keepdim=True)
     r = b / scale.masked_fill(scale == 0, 1)
-    diagonal = systems.diagonal()
-    z = r / diagonal
+    z = r / systems.lamb
     x, p, rz = torch.zeros_like(r), z.clone(), _dot(r, z)
     enough = rz * (0.01 * torch.finfo(b.dtype).eps) ** 2
     for _ in range(steps):
-        live = rz > enough
+        live = ~(rz <= enough)  # a NaN goes on, and into the solution
         if b.device.type == "cpu" and not live.any():  # a GPU would have to be waited for
             break
         ap = systems.apply(p)
         alpha = torch.where(live, rz / _dot(p, ap), 0)
         x.addcmul_(alpha, p)
         r.addcmul_(alpha, ap, value=-1)
-        z = r / diagonal
+        z = r / systems.lamb
         rz, old = _dot(r, z), rz
         p.mul_(torch.where(live, rz / old, 0)).add_(z)
     return x.mul_(scale)

@@ -1,8 +1,8 @@
 """The linear systems (H_t + Λ)·x_t = b_t of a chunk's tokens, solved together by one program, without their matrices.
 
-Conjugate gradients, preconditioned by the diagonal D of H_t + Λ = A: from x = 0, r = b, z = D⁻¹·r, p = z,
+Conjugate gradients of H_t + Λ = A, preconditioned by Λ: from x = 0, r = b, z = Λ⁻¹·r, p = z,
 
-    α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← D⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
+    α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← Λ⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 
 Half-precision inputs: A·p is taken from fp16 parts (triton_split_fp16). S is two and the keys are one, exactly. In the
 first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left,
@@ -88,8 +88,15 @@ def _in_tiles(
 
 @triton.jit
 def _shrink(energy, ridge):
-    """The factor for p by which none of it exceeds REACH: p_i² ≤ pᵀD·p / D_i; energy = pᵀD·p, D_i ≥ ridge."""
-    return tl.rsqrt(tl.maximum(energy * (1 / (REACH * REACH * ridge)), TINY))
+    """The factor for p by which none of it exceeds REACH: p_i² ≤ pᵀΛ·p / Λ_i; energy = pᵀΛ·p, Λ_i ≥ ridge."""
+    size = energy * (1 / (REACH * REACH * ridge))
+    return tl.rsqrt(tl.maximum(size, TINY, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def _unsolved(rz, enough):
+    """Which tokens go on: those of rᵀz > enough, and those of NaN, which the solution has to show."""
+    return (rz <= enough) == 0
 
 
 @triton.jit
@@ -100,12 +107,12 @@ def _iterate(
 ):  # fmt: skip
     """At most `steps` conjugate gradients for R tokens, from where earlier ones ended; all in fp32.
 
-    A = Λ + c_t·S + Σ_s W_ts·k_s·k_sᵀ, its diagonal D. A token goes on while rᵀz > enough, and all while one does.
+    A = Λ + c_t·S + Σ_s W_ts·k_s·k_sᵀ. A token goes on while rᵀz > enough, and all while one does.
 
-    iterates   p [R, BK], times shrink; r, solution x [R, BK]; rz = rᵀz, energy = pᵀD·p, shrink [R]. They are returned
+    iterates   p [R, BK], times shrink; r, solution x [R, BK]; rz = rᵀz, energy = pᵀΛ·p, shrink [R]. They are returned
                as they are after the last step, in this order
     stop rule  steps; enough [R]
-    system     ridge Λ [BK], lowest of it []; inverse D⁻¹ [R, BK]; carry c [R, 1]; weights W [R, C]; keys [C, BK];
+    system     ridge Λ [BK], lowest of it [], inverse Λ⁻¹ [BK]; carry c [R, 1]; weights W [R, C]; keys [C, BK];
                S [BK, BK] = high + low, both and keys in fp16 where PARTS, else S = high
     in memory  for BS < BK, where S stands in no register: x [T, H, K], room for p; k [T, H, K]; state S [K, K]
     place      first token, row [R] and source [C] of the chunk, rows; head; column [BK]
@@ -114,8 +121,8 @@ def _iterate(
                R tokens a program; C tokens a chunk; BK ≥ K; BS rows of S at a time
     """
     step = 0
-    while (step < steps) & (tl.max(rz - enough, axis=0) > 0):
-        live = rz > enough
+    while (step < steps) & (tl.max(_unsolved(rz, enough).to(tl.int32), axis=0) > 0):
+        live = _unsolved(rz, enough)
         # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
         if PARTS:
             pairs = product_split_left(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
@@ -134,11 +141,11 @@ def _iterate(
             ap = product(weights * pairs, keys, ap, PRECISION)
         # α = rᵀz / pᵀA·p, and times shrink once, for p is held times shrink
         alpha = tl.where(live, rz * shrink * reciprocal(tl.where(live, tl.sum(p * ap, axis=1), 1.0)), 0.0)
-        # x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r
+        # x ← x + α·p,  r ← r − α·A·p,  z ← Λ⁻¹·r
         solution += alpha[:, None] * p
         r -= alpha[:, None] * ap
-        z = r * inverse
-        # p ← z + (rᵀz / rᵀz before)·p, where zᵀD·p = rᵀp = 0
+        z = r * inverse[None]
+        # p ← z + (rᵀz / rᵀz before)·p, where zᵀΛ·p = rᵀp = 0
         old = reciprocal(tl.where(live, rz, 1.0))
         rz = tl.sum(r * z, axis=1)
         turn = tl.where(live, rz * old, 0.0)
@@ -192,38 +199,29 @@ def _solve(
         carry, weights = _decays(g, first, row, source, rows, head, H, R, C)
         weights *= strengths[None]
         state += (chunk * H + head) * K * K
-        on_diagonal = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
-        wide = keys.to(tl.float32)
         if BS == BK:
             start = load_state(state, column, column, K, K)
         unit = 1.0
         if HALVES:
-            # S = size·(high + low), k = length·keys; A, and with it D, in units of the largest weight of a k·kᵀ.
+            # S = size·(high + low), k = length·keys; A in units of the largest weight of a k·kᵀ.
+            on_diagonal = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
+            wide = keys.to(tl.float32)
             size, length = power_below(on_diagonal), power_below(tl.max(tl.abs(wide), axis=1))
             most = power_below(strengths)
             unit = length * length * most
             ridge *= 1 / unit
             carry *= size / unit
             weights *= 1 / most
-            on_diagonal *= 1 / size
-            wide *= 1 / length
             high, low = split_fp16(start * (1 / size))
-            keys = wide.to(tl.float16)
-        # D_t = diag(Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)
-        diagonal = ridge[None] + carry * on_diagonal[None]
-        if HALVES:
-            squares_high, squares_low = split_fp16(wide * wide)
-            diagonal = product_split_both(weights, squares_high, squares_low, diagonal, 2)
-        else:
-            diagonal = product(weights, wide * wide, diagonal, PRECISION)
+            keys = (wide * (1 / length)).to(tl.float16)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.
         r = load_tokens(b, first, row, rows, head, H, column, K)
         scale = tl.max(tl.abs(r), axis=1)
         scale = tl.where(scale == 0, 1.0, scale)
         r *= (1 / scale)[:, None]
-        # x = 0,  r = b,  p = z = D⁻¹·r
-        inverse = reciprocal(diagonal)
-        z = r * inverse
+        # x = 0,  r = b,  p = z = Λ⁻¹·r
+        inverse = reciprocal(ridge)
+        z = r * inverse[None]
         rz = tl.sum(r * z, axis=1)
         lowest = tl.min(tl.where(in_width, ridge, float("inf")), axis=0)
         shrink = _shrink(rz, lowest)

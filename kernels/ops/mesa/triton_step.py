@@ -25,15 +25,12 @@ def _written(h_kk, left, key, gamma, strength, i, row, K):
 
 @triton.jit
 def _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK: tl.constexpr, BS: tl.constexpr):
-    """Write γ·H + β·k·kᵀ, BS rows at a time; returns its diagonal."""
-    diagonal = tl.zeros((BK,), tl.float32)
+    """Write γ·H + β·k·kᵀ, BS rows at a time."""
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
         tile = _written(h_kk, tl.gather(key, i, 0), key, gamma, strength, i, row, K)
         store_matrix(new_kk, tile, i, row, K, K)
-        diagonal += tl.sum(tl.where(i[:, None] == row[None], tile, 0.0), axis=0)
     tl.debug_barrier()  # it is in memory as a whole, to be read
-    return diagonal
 
 
 @triton.jit
@@ -81,12 +78,11 @@ def _step(
         matrix = _written(h_kk, key, key, gamma, strength, row, row, K)
         if new_kk is not None:
             store_matrix(new_kk, matrix, row, row, K, K)
-        diagonal = tl.sum(tl.where(row[:, None] == row[None], matrix, 0.0), axis=0)
     else:
-        diagonal = _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK, BS)
-    # D = diag(H + Λ);  x = 0,  r = q,  p = z = D⁻¹·r
+        _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK, BS)
+    # x = 0,  r = q,  p = z = Λ⁻¹·r
     ridge = tl.load(lamb + (program % H) * K + row, mask=in_width, other=1.0).to(tl.float32)
-    inverse = 1 / (ridge + diagonal)
+    inverse = 1 / ridge
     r = tl.load(q + program * K + row, mask=in_width, other=0.0).to(tl.float32)
     scale = tl.max(tl.abs(r), axis=0)
     scale = tl.where(scale == 0, 1.0, scale)
@@ -96,11 +92,11 @@ def _step(
     rz = tl.sum(r * p, axis=0)
     enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 after it
     step = 0
-    while (step < steps) & (rz > enough):
+    while (step < steps) & ((rz <= enough) == 0):  # NaN goes on, and into the solution
         # A·p = Λ·p + H·p
         ap = p * ridge
         ap += _product(matrix, p) if BS == BK else _product_in_tiles(new_kk, p, row, K, BK, BS)
-        # α = rᵀz / pᵀA·p,  x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r
+        # α = rᵀz / pᵀA·p,  x ← x + α·p,  r ← r − α·A·p,  z ← Λ⁻¹·r
         alpha = rz / tl.sum(p * ap, axis=0)
         x += alpha * p
         r -= alpha * ap

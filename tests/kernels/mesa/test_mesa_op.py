@@ -331,8 +331,9 @@ def test_residuals_start_at_one_and_are_zero_for_a_query_of_zeros():
     assert not found[:, 1, 3, 0].any()
     others = q.any(-1)
     torch.testing.assert_close(found[0][others], torch.ones_like(found[0][others]), rtol=0, atol=1e-14)
-    assert (found[1:, others] > 0).all()
-    assert (found[1:, others] < 0.5 * found[:-1, others]).all()
+    assert (found[1, others] > 0).all()
+    later, solved = found[1:, others], 1e-14  # two steps solve the first token's system
+    assert ((later < 0.5 * found[:-1, others]) | (later < solved)).all()
 
 
 def test_no_state_unless_asked_for():
