@@ -1,4 +1,4 @@
-"""Whole models against independent code: the same weights in transformers' Llama, LFM2 and DeepSeek-V3.
+"""Against independent code: whole models in transformers' Llama, LFM2 and DeepSeek-V3, and layers of Kimi Linear.
 
 An optional dependency of the tests: without it they are skipped.
 """
@@ -11,7 +11,8 @@ from support.contract_cases import tokens
 from torch import nn
 
 from experiments.bench.hugging_face.architectures import family_of, make_deepseek, make_lfm2, make_llama
-from zoo import LanguageModel, ModelConfig
+from experiments.configuration.compose import overlay
+from zoo import Context, LanguageModel, ModelConfig
 from zoo.config import from_dict
 
 transformers = pytest.importorskip("transformers")
@@ -63,6 +64,74 @@ def test_latent_attention_is_deepseek(interleaved):
     theirs = make_deepseek(model, interleaved)
     assert theirs.config.rope_interleave == interleaved
     assert_same_logits(model, theirs)
+
+
+@pytest.fixture(scope="module")
+def kimi():
+    """Kimi Linear in transformers, and a configuration of it of the size of `ours`."""
+    found = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    sizes = {
+        "hidden_size": D,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "num_hidden_layers": 1,
+    }
+    sizes |= {"linear_num_heads": HEADS // 2, "linear_head_dim": 2 * D // HEADS, "vocab_size": VOCAB}
+    sizes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    return found, transformers.KimiLinearConfig(layer_types=["linear_attention"], rms_norm_eps=1e-6, **sizes)
+
+
+def with_weights_of(mixer: nn.Module, layer: nn.Module) -> nn.Module:
+    """Kimi's layer with our weights; they must fill it, and our gate's bias is all that is left over."""
+    own = dict(mixer.state_dict())
+    names = {
+        "conv1d.weight": own.pop("convolution.weight").unsqueeze(1),
+        "forget_gate.f_a_proj.weight": own.pop("decay_down.weight"),
+        "forget_gate.f_b_proj.weight": own.pop("decay_up.weight"),
+        "forget_gate.A_log": own.pop("decay.A_log").view(1, 1, -1, 1),
+        "forget_gate.dt_bias": own.pop("decay.dt_bias").flatten(),
+        "b_proj.weight": own.pop("beta_proj.weight"),
+        "g_a_proj.weight": own.pop("gate_down.weight"),
+        "g_b_proj.weight": own.pop("gate_up.weight"),
+        "o_norm.weight": own.pop("o_norm.weight"),
+        "o_proj.weight": own.pop("o_proj.weight"),
+    }
+    names |= zip(
+        ("q_proj.weight", "k_proj.weight", "v_proj.weight"), own.pop("qkv_proj.weight").chunk(3), strict=True
+    )
+    assert set(own) == {"gate_up.bias"}
+    layer.load_state_dict(names)
+    return layer.eval()
+
+
+def test_kimi_delta_attention_is_the_published_layer_and_a_bias_of_the_gate(kimi, monkeypatch):
+    module, config = kimi
+    # Where fla is installed transformers calls its Triton kernels, on a CPU too.
+    rule = getattr(module.chunk_kimi_delta_attention, "__wrapped__", module.chunk_kimi_delta_attention)
+    monkeypatch.setattr(module, "chunk_kimi_delta_attention", rule)
+    mixer = ours("K").layers[0].mixer
+    theirs = with_weights_of(mixer, module.KimiLinearDeltaAttention(config, 0))
+    x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted = theirs(x)
+        wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+        assert (mixer(x, Context.of(x[..., 0]))[0] - wanted).abs().max() > 1e-2 * wanted.abs().max()
+        mixer.gate_up.bias.zero_()
+        torch.testing.assert_close(mixer(x, Context.of(x[..., 0]))[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_kimis_latent_attention_keeps_a_key_that_our_preset_leaves_out(kimi):
+    """What docs/departures.md says of both: 64 numbers a token more, and queries without a latent."""
+    module, config = kimi
+    theirs = module.KimiLinearAttention(config, 0)
+    assert theirs.kv_a_proj_with_mqa.out_features == config.kv_lora_rank + config.qk_rope_head_dim
+    assert (config.qk_rope_head_dim, config.q_lora_rank) == (64, None)
+    preset = from_dict(ModelConfig, {**overlay("kda"), "d_model": D, "n_heads": HEADS})
+    model = LanguageModel(preset, vocab_size=VOCAB, seq_len=TIME)
+    (latent,) = (
+        layer.mixer for layer, letter in zip(model.layers, model.letters, strict=True) if letter == "L"
+    )
+    assert latent.state_bytes(latent.init_state(1, capacity=TIME)) == 4 * TIME * latent.kv_rank
 
 
 @pytest.mark.parametrize(

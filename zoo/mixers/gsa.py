@@ -34,17 +34,17 @@ class GSAConfig:
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
     head_width: K, width of a head (None: D/H); rope_base: base of rotary positions; index_heads: H^I, heads of the
     indexer; index_width: d_I, width of a head of the indexer (None: D/12); index_rope: rotary positions in the indexer,
-    as DeepSeek-V3.2's has; False: none, as the OrthGSA document writes it, but then it cannot find the tokens just
-    before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's bounded scores, or
-    "relu", DeepSeek-V3.2's, which need adaptive=none; k_base: tokens that a query attends to where adaptive=none, and
-    what the other rules start from (None: T/8 for the configured length T, at most 2048); k_min: fewest tokens that a
-    rule may give a query (None: k_base/8); k_max: most tokens that a rule may give a query (None: 2·k_base); adaptive:
-    how k follows the variance v of a query's scores: "inverse", k_base·√(reference_variance/v), fewer tokens where
-    scores discriminate; "seed", k_base·(1 + beta·softplus(v)), as the OrthGSA document writes it; "none", k_base; beta:
-    how strongly k grows with the variance under adaptive=seed; reference_variance: the variance at which
-    adaptive=inverse gives k_base; output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙
-    σ(x·W + b), on the values; warmup: steps of dense attention, at most a tenth of the training; aux_weight: weight of
-    the indexer's loss.
+    as DeepSeek-V3.2's has in half its width; False: none, as the OrthGSA document writes it, but then it cannot find
+    the tokens just before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's
+    bounded scores, or "relu", DeepSeek-V3.2's, which need adaptive=none; k_base: tokens that a query attends to where
+    adaptive=none, and what the other rules start from (None: T/8 for the configured length T, at most 2048); k_min:
+    fewest tokens that a rule may give a query (None: k_base/8); k_max: most tokens that a rule may give a query (None:
+    2·k_base); adaptive: how k follows the variance v of a query's scores: "inverse", k_base·√(reference_variance/v),
+    fewer tokens where scores discriminate; "seed", k_base·(1 + beta·softplus(v)), as the OrthGSA document writes it;
+    "none", k_base; beta: how strongly k grows with the variance under adaptive=seed; reference_variance: the variance
+    at which adaptive=inverse gives k_base; output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate:
+    gate G2, v ⊙ σ(x·W + b), on the values; warmup: steps of dense attention, at most a tenth of the training;
+    aux_weight: weight of the indexer's loss.
     """
 
     n_heads: int | None = None

@@ -21,8 +21,8 @@ class MLAConfig:
 
     n_heads: heads H (None: the model's); kv_rank: d_c, width of the latent of keys and values (None: D/2); q_rank:
     d'_c, width of the queries' latent (None: 2D/3, rounded to a multiple of 8); rope_dim: d_R, width of a head's rotary
-    part (None: half a head, even, at least 2; 0: no positions); rope_base: base of rotary positions; rope_keys:
-    "shared", one rotary key a token for all heads, or "per_head", one for each, which the cache then holds.
+    part (None: half a head, even, at least 2; 0: none, and no positions); rope_base: base of rotary positions;
+    rope_keys: "shared", one rotary key a token for all heads, or "per_head", one for each, which the cache then holds.
     """
 
     n_heads: int | None = None
