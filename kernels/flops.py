@@ -2,6 +2,8 @@
 
 PyTorch's change with its releases and differ between its forms of attention. Here one model has one count on every
 device: two a multiply-add, every score entry whether masked or not, two products forward and four backward.
+Counted are products of matrices and attention; elementwise work is not, nor the short convolution, a multiply-add a
+tap and channel: together under 0.4 % of a layer at a width of 768, in every block (tests/zoo/test_cost.py).
 Computing scores again in a backward belongs to the method and is not counted. Operations of ours register theirs
 where they are defined.
 """

@@ -2,7 +2,8 @@
 
 The module is built on the meta device (`zoo.model.on_meta`: no memory, no arithmetic) and PyTorch's FLOP counter counts
 its matmuls and attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention
-counts all T×T scores. Routed attention is counted at balanced routing.
+counts all T×T scores. Elementwise work and short convolutions are not counted. Routed attention is counted at balanced
+routing.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from zoo.model import LanguageModel, letters_of
 
 FOOTNOTE = (
     "A multiply-add is two FLOPs; dense attention counts all T×T scores; routing is taken as balanced.\n"
-    "Counted are matrix products and attention. Elementwise work (norms, gates, scans written elementwise) is not.\n"
+    "Counted are matrix products and attention. Elementwise work (norms, gates, scans written elementwise) and short\n"
+    "convolutions are not.\n"
     "Decode-state bytes are of one sequence, in fp32; a row at T is of a model configured for T tokens.\n"
     "Stream bytes are what a token carries from one layer to the next, in fp32."
 )

@@ -1,15 +1,19 @@
 """What a model costs, against closed forms and against the counter on a model that runs."""
 
 import dataclasses
+from collections.abc import Collection
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.contract_cases import tokens
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernels.flops import FORMULAS, flop_counter
 from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
+from zoo.config import from_dict
 from zoo.model import Layer, on_meta
 
 D, LAYERS, VOCAB = 64, 4, 512
@@ -186,3 +190,50 @@ def test_costs_of_a_model_on_triton_are_counted_on_what_needs_no_data():
     config = ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2, backend="triton")
     assert on_meta(config, vocab_size=8, seq_len=16).config.backend == "auto"
     assert config.backend == "triton"
+
+
+class Uncounted(TorchDispatchMode):
+    """The numbers that operators without a formula make or add up: two a multiply-add, views none."""
+
+    def __init__(self, counted: Collection) -> None:
+        super().__init__()
+        self.counted, self.flops, self.closed = counted, 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        given, made_now = ([x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in (args, made))
+        read = {x.untyped_storage()._cdata for x in given}
+        if function.overloadpacket not in self.counted and any(
+            x.untyped_storage()._cdata not in read for x in made_now
+        ):
+            sizes = [x.numel() for x in (*given, *made_now)]
+            self.flops += max(sizes) * (2 if function.overloadpacket == torch.ops.aten.addcmul else 1)
+            if function.namespace not in ("aten", "prims"):
+                self.closed.add(str(function))
+        return made
+
+
+BLOCKS = [
+    *({"pattern": letter} for letter in sorted(registry.mixer_by_letter())),
+    *({"pattern": "F", "residual": {"name": name}} for name in sorted(registry.blocks("residual"))),
+    *({"pattern": "F", "channel": {"name": name}} for name in sorted(registry.blocks("channel"))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", BLOCKS, ids=lambda values: "-".join(str(x) for x in values.values()))
+@torch.no_grad()
+def test_what_no_formula_counts_is_little_in_every_block(values):
+    """Norms, gates, short convolutions, copies: under a hundredth of a layer's FLOPs at the reference width.
+
+    A block with its work in elementwise operators would look cheap; it needs an operator with a formula.
+    """
+    length = 1024
+    config = from_dict(ModelConfig, {"d_model": 768, "n_heads": 12, "depth": 2, **values})
+    model = on_meta(config, vocab_size=8, seq_len=length).eval()
+    counted = cost.flops_by_operator(model, length)
+    batch = torch.zeros(1, length, dtype=torch.int64, device="meta")
+    with Uncounted(counted) as rest:
+        model(batch, Context.of(batch))
+    assert 0 < rest.flops < 0.01 * length * sum(counted.values())
+    assert not rest.closed, "nobody sees what these operators do; give them a formula"

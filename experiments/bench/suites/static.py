@@ -3,9 +3,10 @@
 A model, not a measurement (`experiments/bench/static`): every kernel of a host call, in all its configurations, becomes
 machine code; its instructions by loop, bytes by argument and products give a time, of which the best configuration's
 counts. static.csv has a row for every operation, library and way, static_kernels.csv one for every kernel and
-configuration. `ratio`: a peer's modelled time over ours, above 1 where ours is faster; ratio_low, ratio_high: with the
-model's error. Both tables are written as rows come, and machine code is kept in the cache: the same command goes on
-where it was stopped. Where there is a GPU, measured_milliseconds are its times.
+configuration. `flops`: of products of matrices; a short convolution has none. `ratio`: a peer's modelled time over
+ours, above 1 where ours is faster; ratio_low, ratio_high: with the model's error. Both tables are written as rows come,
+and machine code is kept in the cache: the same command goes on where it was stopped. Where there is a GPU,
+measured_milliseconds are its times.
 """
 
 from __future__ import annotations
