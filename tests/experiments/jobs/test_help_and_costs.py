@@ -107,7 +107,10 @@ def test_bytes_have_a_unit_that_shows_them(size: int, text: str):
 def test_costs_say_what_is_not_counted(lab: Lab):
     outcome = lab.here("job=cost", "cost.lengths=[64]")
     assert outcome.status == 0, outcome.err
-    assert "Elementwise work (norms, gates, scans written elementwise) is not." in outcome.out
+    assert (
+        "Elementwise work (norms, gates, scans written elementwise) and short\nconvolutions are not."
+        in outcome.out
+    )
     assert "extrapolated" not in outcome.out
 
 
