@@ -13,9 +13,9 @@ from analysis.ledger.rules import (
     INCONCLUSIVE,
     TRAINING,
     Check,
-    Contradiction,
     Lack,
     Needed,
+    Remark,
     about,
     at_least,
 )
@@ -47,7 +47,7 @@ def pairs(found: Evidence) -> Iterator[Part]:
     for check in found.checks(25, {"pairs of full attention": about(6.0, 0.01)}):
         yield check
         if check.name.startswith("most that 8 sparse layers"):
-            yield Contradiction(
+            yield Remark(
                 f"of fourteen layers eight are sparse: of all attention they save at most {check.value:.2f} times",
                 check,
             )
@@ -66,7 +66,7 @@ def crossover(found: Evidence) -> Iterator[Part]:
         yield check
         if check.name.endswith("16K"):
             share = (1 - 1 / SPEEDUPS["16K"]) / (1 - 1 / check.value)
-            yield Contradiction(
+            yield Remark(
                 f"eight of fourteen layers save at most {check.value:.2f} times at 16K, not 6; the 1.34 "
                 f"that the report measured is {share:.0%} of all that can be saved, with routing for nearly nothing",
                 check,
@@ -124,7 +124,7 @@ def meaning(found: Evidence) -> Iterator[Part]:
     yield seeds_check("with the token less with shuffled choices", more, at_least(0.0), study, "nats")
     first = rows[rows["layer"] == 0].groupby(["measure"])["value"].mean()
     ratio = float(first["token"] / first["entropy"])
-    yield Contradiction(
+    yield Remark(
         f"in layer 0 the token decides the choice by construction ({ratio:.0%} of its entropy); and word "
         "classes are tokens, so that meaning is not told apart from identity",
         Check("share of the choice's entropy that the token explains, layer 0", ratio, ratio, ratio, "share"),

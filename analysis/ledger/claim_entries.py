@@ -10,9 +10,9 @@ from importlib import import_module
 from analysis import claims
 from analysis.errors import ResultsError
 from analysis.ledger.evidence import Evidence
-from analysis.ledger.rules import Check, Contradiction, Lack
+from analysis.ledger.rules import Check, Lack, Remark
 
-Part = Check | Lack | Contradiction
+Part = Check | Lack | Remark
 
 
 @dataclass(frozen=True)

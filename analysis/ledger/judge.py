@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from analysis.ledger.claim_entries import Claim
 from analysis.ledger.evidence import Evidence, Missing
-from analysis.ledger.rules import FAILS, INCONCLUSIVE, OPEN, Check, Contradiction, Lack, verdict
+from analysis.ledger.rules import FAILS, INCONCLUSIVE, OPEN, Check, Lack, Remark, verdict
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A judged claim: its numbers, what it lacks, where its own formulas contradict it."""
+    """A judged claim: its numbers, what it lacks, what to know beside the verdict."""
 
     claim: Claim
     checks: tuple[Check, ...]
     lacks: tuple[Lack, ...]
-    contradictions: tuple[Contradiction, ...]
+    remarks: tuple[Remark, ...]
 
     @property
     def verdict(self) -> str:
@@ -43,5 +43,5 @@ def judge(claim: Claim, evidence: Evidence) -> Entry:
         parts.append(Lack(INCONCLUSIVE, str(missing), missing.command))
     except Exception as error:  # a stranger's file may hold anything; the other claims go on
         parts.append(Lack(INCONCLUSIVE, f"judging it failed ({type(error).__name__}: {error})"))
-    kinds = (Check, Lack, Contradiction)
+    kinds = (Check, Lack, Remark)
     return Entry(claim, *(tuple(part for part in parts if isinstance(part, kind)) for kind in kinds))

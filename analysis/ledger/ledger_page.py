@@ -148,7 +148,7 @@ def lines(entries: Sequence[Entry], numbers: bool) -> list[str]:
         found.append(f"{row.claim:>3}  {row.verdict:<22} {row.statement}")
         if numbers:
             found += [_line(number_row(check)) for check in entry.checks]
-            found += [f"       contradiction: {each.text}" for each in entry.contradictions]
+            found += [f"       beside it: {each.text}" for each in entry.remarks]
         found += [
             f"       {lack.why}" + (f": {lack.command}" if lack.command else "") for lack in entry.lacks
         ]

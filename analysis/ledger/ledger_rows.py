@@ -14,7 +14,7 @@ BUSY = 0.5
 """Processes a core beside which a time says so."""
 COLUMNS = [
     *("claim", "verdict", "statement", "documents", "quoted", "rule", "measured"),
-    *("value", "low", "high", "unit", "needed", "parts", "contradiction", "lacking", "missing"),
+    *("value", "low", "high", "unit", "needed", "parts", "remark", "lacking", "missing"),
     *("command", "behind", "machine", "commit"),
 ]
 NUMBER_COLUMNS = [
@@ -29,7 +29,7 @@ def rows(entries: Sequence[Entry]) -> pd.DataFrame:
 
 
 def number_rows(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return a row a number (NUMBER_COLUMNS) of every claim, contradictions last."""
+    """Return a row a number (NUMBER_COLUMNS) of every claim, remarks last."""
     found = [
         {**{name: getattr(check, name) for name in NUMBER_COLUMNS if name not in ("claim", "needed")}, **said}
         for entry in entries
@@ -40,7 +40,7 @@ def number_rows(entries: Sequence[Entry]) -> pd.DataFrame:
 
 def _checks(entry: Entry) -> list[tuple[Check, dict]]:
     """Every number of an entry once, with claim and condition."""
-    more = [found.check for found in entry.contradictions if found.check not in entry.checks]
+    more = [found.check for found in entry.remarks if found.check not in entry.checks]
     return [
         (check, {"claim": entry.claim.number, "needed": "" if check.needed is None else str(check.needed)})
         for check in (*entry.checks, *more)
@@ -68,7 +68,7 @@ def _row(entry: Entry) -> dict:
         "measured": "" if check is None else check.name,
         "needed": "" if check is None or check.needed is None else str(check.needed),
         "parts": f"{held} of {len(judged)} hold" if judged else "none judged",
-        "contradiction": " ".join(f"{found.text}." for found in entry.contradictions),
+        "remark": " ".join(f"{found.text}." for found in entry.remarks),
         "lacking": " ".join(f"{lack.verdict}: {lack.why}." for lack in entry.lacks),
         "missing": "; ".join(dict.fromkeys(lack.command for lack in entry.lacks if lack.command)),
         "machine": "" if check is None else where(check),

@@ -95,8 +95,8 @@ class Lack:
 
 
 @dataclass(frozen=True)
-class Contradiction:
-    """A number with which the claim's own formulas contradict it, and in words how."""
+class Remark:
+    """A number to know beside the verdict, and in words what it says: of the document's own formulas, say."""
 
     text: str
     check: Check

@@ -49,8 +49,13 @@ EXPECTED = (
 """1.7B and 8B are Qwen3's, 27B Gemma 3's, 1B and 7B Llama's; grouped-query attention with eight KV heads for all."""
 
 
-def of_size(size: Size, orthgsa: bool, depth: int | None = None) -> LanguageModel:
-    """The plain transformer or OrthGSA of a size, without storage."""
+FEWEST = 256
+"""The smallest k_min of the documents: no query reads fewer keys."""
+
+
+def of_size(size: Size, orthgsa: bool, depth: int | None = None, keys: int | None = None) -> LanguageModel:
+    """The plain transformer or OrthGSA of a size, without storage; keys: that every query reads (None: adaptive)."""
+    chosen = {} if keys is None else {"adaptive": "none", "k_base": keys}
     values = {
         "pattern": "G" if orthgsa else "F",
         "residual": {"name": "ohc" if orthgsa else "add"},
@@ -60,24 +65,29 @@ def of_size(size: Size, orthgsa: bool, depth: int | None = None) -> LanguageMode
         "tie_embeddings": False,
         "mixers": {
             "attention": {"n_kv_heads": KEY_VALUE_HEADS},
-            "gsa": {"n_kv_heads": KEY_VALUE_HEADS, "index_width": 64},
+            "gsa": {"n_kv_heads": KEY_VALUE_HEADS, "index_width": 64, **chosen},
         },
     }
     return on_meta(from_dict(ModelConfig, values), vocab_size=151_936, seq_len=size.tokens)
 
 
-def forward_flops(size: Size, orthgsa: bool) -> float:
+def forward_flops(size: Size, orthgsa: bool, keys: int | None = None) -> float:
     """FLOPs a token of the forward pass, from one layer and two."""
-    one, two = (count_flops(of_size(size, orthgsa, n), size.tokens).per_token for n in (1, 2))
+    one, two = (count_flops(of_size(size, orthgsa, n, keys), size.tokens).per_token for n in (1, 2))
     return one + (size.depth - 1) * (two - one)
 
 
 @measure(11)
 def ceilings_of_sparse_attention() -> Iterator[Number]:
-    """The plain transformer's FLOPs over OrthGSA's, indexer included: a ceiling of any speed-up at equal FLOP/s."""
+    """The plain transformer's FLOPs over OrthGSA's, indexer included: a ceiling of any speed-up at equal FLOP/s.
+
+    With k_max keys a query, and with the fewest that the documents allow.
+    """
     for size in EXPECTED:
-        ratio = forward_flops(size, False) / forward_flops(size, True)
-        yield exact(f"FLOP ceiling at {size.title()}", ratio, "times")
+        plain = forward_flops(size, False)
+        yield exact(f"FLOP ceiling at {size.title()}", plain / forward_flops(size, True), "times")
+        fewest = plain / forward_flops(size, True, FEWEST)
+        yield exact(f"FLOP ceiling with {FEWEST} keys a query, {size.title()}", fewest, "times")
 
 
 @measure(12)

@@ -52,14 +52,17 @@ def gains_of_products() -> Iterator[Number]:
 
 @measure(6)
 def bytes_of_streams() -> Iterator[Number]:
-    """Stream bytes a token and attention caches against the plain transformer's, whole and factorised to rank 1."""
+    """Stream bytes a token and attention caches against the plain transformer's: mHC, SHC whole and of rank 1."""
     plain = model()
-    for name, rank in (("whole streams", 0), ("streams of rank 1", 1)):
-        made = model("shc", factorise=rank)
-        yield exact(
-            f"{name}: bytes between layers", cost.stream_bytes(made) / cost.stream_bytes(plain), "times"
-        )
-        caches = cost.state_bytes(made, 1024) / cost.state_bytes(plain, 1024)
+    made = {
+        "mHC": model("mhc"),
+        "whole streams": model("shc"),
+        "streams of rank 1": model("shc", factorise=1),
+    }
+    for name, other in made.items():
+        streams = cost.stream_bytes(other) / cost.stream_bytes(plain)
+        yield exact(f"{name}: bytes between layers", streams, "times")
+        caches = cost.state_bytes(other, 1024) / cost.state_bytes(plain, 1024)
         yield exact(f"{name}: bytes of the KV cache", caches, "times")
 
 

@@ -23,9 +23,9 @@ from analysis.ledger.rules import (
     TRAINING,
     VERDICTS,
     Check,
-    Contradiction,
     Lack,
     Needed,
+    Remark,
     about,
     at_least,
     at_most,
@@ -199,7 +199,7 @@ def test_a_study_that_cannot_be_read_names_the_command_that_makes_it(tmp_path):
 
 def entry(**changes) -> ledger.Entry:
     found = ledger.judge(
-        claim(lambda _: iter([HELD, UNCLEAR, Contradiction("it does not", FAILED)])), Evidence([], [])
+        claim(lambda _: iter([HELD, UNCLEAR, Remark("it does not", FAILED)])), Evidence([], [])
     )
     return dataclasses.replace(found, **changes)
 
@@ -212,7 +212,7 @@ def test_the_tables_show_the_number_that_decided_and_count_the_parts():
         2,
         "1 of 2 hold",
     )
-    assert row["contradiction"] == "it does not."
+    assert row["remark"] == "it does not."
     assert list(number_rows([entry()])["outcome"]) == [HOLDS, OPEN, FAILS]
     (row,) = rows([entry(checks=(HELD, UNCLEAR, FAILED))]).to_dict("records")
     assert (row["verdict"], row["value"]) == (REFUTED, 2)
@@ -251,15 +251,13 @@ def test_numbers_are_compared_with_the_first_published_ledger(tmp_path):
     for place, value in zip(places[1:], (1.0, 7.0), strict=True):
         place.mkdir()
         held = Check("a number", value, value, value, needed=at_most(9.0))
-        number_rows([entry(checks=(held,), contradictions=())]).to_csv(
-            place / "claim_numbers.csv", index=False
-        )
-    again = [entry(checks=(HELD,), contradictions=())]
+        number_rows([entry(checks=(held,), remarks=())]).to_csv(place / "claim_numbers.csv", index=False)
+    again = [entry(checks=(HELD,), remarks=())]
     assert ledger.against_published(again, places) == []
     assert ledger.against_published(again, places[2:]) == ["claim 1, a number: 1 lies outside 7 to 7"]
     with pytest.raises(ledger.claim_entries.ResultsError, match="job=claims alone writes it"):
         ledger.against_published(again, places[:1])
-    nothing = [entry(checks=(), contradictions=())]
+    nothing = [entry(checks=(), remarks=())]
     assert ledger.against_published(nothing, places) == ["claim 1, a number: only in the published ledger"]
 
 
