@@ -119,7 +119,8 @@ def traffic(found: Evidence) -> Iterator[Part]:
     ]
     yield from formulas
     yield Remark(
-        f"(3n+1)C read and 3nC written become (n+1)C and nC: by these formulas {formulas[1].value:.0%} are saved, not 70 %",
+        "(3n+1)C read and 3nC written become (n+1)C and nC: by these formulas "
+        f"{formulas[1].value:.0%} are saved, not 70 %",
         formulas[1],
     )
     table = found.table("traffic.csv", TRAFFIC_COMMAND)
@@ -219,9 +220,9 @@ CLAIMS = (
         "OrthGSA is faster than the plain transformer, more so on long sequences",
         "OrthGSA, OrthGSA (short)",
         ", ".join(f"{value:g}× ({size})" for size, value in SPEEDUPS.items()),
-        "the FLOP ceiling of the whole model, forward, at least as high as each speed-up, with the fewest keys that the "
-        "document lets a query read, 256: no operation of a sparse model is taken to run at a higher rate than those of "
-        "a dense one, whose T×T scores are all counted",
+        "the FLOP ceiling of the whole model, forward, at least as high as each speed-up, with the fewest keys that "
+        "the document lets a query read, 256: no operation of a sparse model is taken to run at a higher rate than "
+        "those of a dense one, whose T×T scores are all counted; the ceiling with k_max keys is shown",
         speed,
         "python run.py job=cost model=orthgsa size=reference",
     ),
@@ -241,8 +242,9 @@ CLAIMS = (
         "Fused kernels save memory traffic",
         "OrthGSA",
         "66 % (coefficients), 70 % (mappings), 85 % (indexer), 85 % (sparse attention)",
-        "by the document's own formulas about as much (± a tenth), where they give one number, which are the first two; "
-        "what our kernels leave out of our definitions' operators (forward, 2,048 tokens) is another baseline, and shown",
+        "about as much (± a tenth) by the document's own formulas where they give one number, the first two; and bytes "
+        "of its kernels, on a GPU. What ours leave out of our definitions' operators (forward, 2,048 tokens) has "
+        "another baseline and is shown",
         traffic,
         TRAFFIC_COMMAND,
         shows="saved by the document's formula: coefficients",
@@ -252,8 +254,8 @@ CLAIMS = (
         "Selective recomputation is cheap, and blocks of √(nL/(n+2)) layers are best",
         "OrthGSA",
         "about 15 % of a step",
-        "the formula's block stores at most 1 % more than the best; the cost is one of time, on a GPU: FLOPs and bytes of "
-        "a step's operators, by count, and the time on this CPU are shown",
+        "the formula's block stores at most 1 % more than the best; the cost is one of time, on a GPU. FLOPs and bytes "
+        "of a step's operators, by count, and the time on this CPU are shown",
         recomputation,
         f"{RECOMPUTE_COMMAND}; pytest tests/experiments/training/test_recompute.py",
         shows="time of a training step with recomputation",

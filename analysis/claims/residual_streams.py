@@ -147,7 +147,7 @@ CLAIMS = (
         "Over 60 layers the composite gain is about 3,000 without a constraint, 1.6 with Sinkhorn, 1 with rotations",
         "SHC",
         "HC ≈ 3000, mHC ρ ≈ 1.6, orthogonal ρ ≤ 1",
-        "ρ is the largest singular value: σ_max of mHC about 1.6, of rotations about 1 (± a tenth); Amax gains are shown",
+        "ρ is the largest singular value: σ_max of mHC about 1.6, of rotations about 1 (± a tenth); Amax is shown",
         composite_gain,
         DEEP_COMMAND,
     ),
@@ -157,7 +157,8 @@ CLAIMS = (
         "SHC",
         "first component 85 %, rank 1 reconstructs 99 %, cache from 4× to 1.2×",
         "the least energy of a layer's first direction ≥ 0.85 and its mean ≥ 0.99, in trained SHC at 24 layers, three "
-        "seeds at the best rate; bytes between layers ≤ 1.2 times; and mHC's KV cache, n×d in the document, 4 times the plain one",
+        "seeds at the best rate; bytes between layers ≤ 1.2 times; and mHC's KV cache, n×d in the document, 4 times "
+        "the plain one's",
         low_rank,
         DEEP_COMMAND,
     ),

@@ -27,7 +27,7 @@ def neumann(found: Evidence) -> Iterator[Part]:
         if check.name.startswith("smallest even K"):
             yield Remark(
                 "the document gives no K, and ‖A‖ < 1 alone does not make few terms enough: the remainder is "
-                f"(−A)^(K+1), and at ‖A‖ = 0.9 an error of 1e-5, the SHC document's tolerance, takes K = {check.value:.0f}",
+                f"(−A)^(K+1), and at ‖A‖ = 0.9 the SHC document's tolerance, 1e-5, takes K = {check.value:.0f}",
                 check,
             )
 
@@ -57,18 +57,19 @@ CLAIMS = (
         "Where ‖A‖ < 1 the Neumann series approximates (I + A)⁻¹",
         "OrthGSA",
         "(I + A)⁻¹ ≈ Σ_{k ≤ K} (−A)^k when ‖A‖ < 1",
-        f"at ‖A‖ = 0.1, 0.5 and 0.9 the result is off a rotation by ‖A‖^(2K+2), to {FP64:g} at K = 8, which vanishes as "
-        "K grows; the document gives no K, so what K = 2 and 5 leave is shown",
+        f"at ‖A‖ = 0.1, 0.5 and 0.9 the result is off a rotation by ‖A‖^(2K+2), to {FP64:g} at K = 8, which vanishes "
+        "as K grows; the document gives no K, so what K = 2 and 5 leave is shown",
         neumann,
         "pytest tests/kernels/cayley",
-        shows="smallest even K",
+        shows="error of ‖QᵀQ − I‖ = ‖A‖^(2K+2) at ‖A‖ = 0.9",
     ),
     Claim(
         3,
         "The Cayley transform of 4×4 matrices is cheaper than 20 Sinkhorn iterations",
         "OrthGSA, SHC",
         "one solve, O(n³), against O(20·n²)",
-        "Sinkhorn's time over Cayley's on a CPU, forward and backward: the whole interval above 1, closed form and solve",
+        "Sinkhorn's time over Cayley's on a CPU, forward and backward: the whole interval above 1, closed form and "
+        "solve",
         against_sinkhorn,
         "python run.py job=bench suite=kernels device=cpu 'bench.cases=[cayley,sinkhorn]'",
     ),

@@ -11,7 +11,7 @@ import pytest
 from analysis import ledger
 from analysis.ledger.ledger_page import html, markdown
 from analysis.ledger.ledger_rows import number_rows
-from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, Needed
+from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, SHOWN, Needed
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "results" / "published"
@@ -44,7 +44,7 @@ def test_there_are_29_claims_and_their_numbers_and_tables_give_the_published_ver
     verdicts = {number: entry.verdict for number, entry in entries.items()}
     assert verdicts == published.to_dict(), "a table or a rule changed: python run.py job=claims"
     decided = [verdict for verdict in published if verdict in (CONFIRMED, REFUTED)]
-    assert len(decided) >= 20
+    assert len(decided) >= 15
 
 
 def test_every_number_of_a_claim_is_the_published_one(entries):
@@ -80,9 +80,44 @@ def unstyled(page: str) -> str:
     return re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
 
 
-def test_claims_that_their_own_formulas_contradict_show_the_number(entries):
-    contradicted = {number for number, entry in entries.items() if entry.remarks}
-    assert contradicted >= {2, 4, 7, 8, 10, 11, 25, 26}
+def test_what_the_documents_formulas_say_themselves_stands_beside_the_verdict(entries):
+    assert {number for number, entry in entries.items() if entry.remarks} >= {
+        2,
+        4,
+        7,
+        8,
+        10,
+        11,
+        13,
+        15,
+        25,
+        26,
+    }
+
+
+@pytest.mark.parametrize(
+    ("number", "chosen"),
+    [
+        (2, ["‖QᵀQ − I‖ at", "smallest even K"]),  # the document gives no number of terms
+        (4, ["Amax"]),  # its ρ is a singular value
+        (6, ["whole streams", "relative error"]),
+        (9, ["time of a training step"]),  # on a CPU, at small widths
+        (11, ["FLOP ceiling at"]),  # with k_max keys; it lets a query read fewer
+        (12, ["serving", "training"]),  # it names neither the memory nor the attention that it compares with
+        (13, ["bytes that ours leave out", "saved by the document's formula: indexer"]),
+        (14, ["time of a training step", "FLOPs of a training step", "bytes that", "bytes kept"]),
+        (15, ["ZeRO-3 with the streams"]),  # tokens that a GPU holds
+        (17, ["cache saved at reference size"]),
+        (23, ["transformer's time"]),
+        (27, ["test loss of hypergraph less"]),
+    ],
+)
+def test_what_we_chose_ourselves_decides_nothing(entries, number, chosen):
+    """Numbers of terms, sizes, lengths and baselines of ours, where the claim is not for all of them."""
+    for start in chosen:
+        found = [check for check in entries[number].checks if check.name.startswith(start)]
+        assert found, start
+        assert {check.outcome for check in found} == {SHOWN}, start
 
 
 def judged_again(number: int, changed: dict[str, float], measured: list[dict]) -> str:

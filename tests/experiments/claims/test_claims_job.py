@@ -43,7 +43,7 @@ def test_chosen_claims_are_printed_and_compared_and_nothing_is_written(lab: Lab)
     assert (
         "parameters, hypergraph: 138,152,448 parameters (exact)  needed = 138,152,448: holds" in outcome.out
     )
-    assert "2 claims: 2 confirmed" in outcome.out
+    assert "2 claims: 1 confirmed, 1 needs a GPU" in outcome.out
     assert not lab.results.exists()
 
 
