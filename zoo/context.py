@@ -196,15 +196,21 @@ class Context:
         """
         return None if self.shard is None else operations.mesa_state_before(k, v, g, beta, self.shard)
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    def cross_entropy(
+        self, logits: Tensor, targets: Tensor, ignore_index: int = -100, count: Tensor | None = None
+    ) -> Tensor:
         """The mean cross-entropy [] in nats over all ranks' targets, those equal to ignore_index left out.
 
         logits [B, t, V], targets int64 [B, t]: the rank's own. Unsharded it is `torch.nn.functional.cross_entropy`.
+        count: int64 [], what the sum over targets is divided by in place of their number, such as that of all batches
+        which a step accumulates.
         """
         logits, targets = logits.flatten(0, 1), targets.flatten()
-        if self.shard is None:
+        if self.shard is not None:
+            return operations.cross_entropy(logits, targets, ignore_index, count, self.shard)
+        if count is None:
             return F.cross_entropy(logits, targets, ignore_index=ignore_index)
-        return operations.cross_entropy(logits, targets, ignore_index, self.shard)
+        return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum") / count
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence, all its shards: x [B, T, ...] -> [n_sequences, ...]."""

@@ -26,7 +26,10 @@ from zoo.context import Context
 from zoo.modules.states import state_bytes
 
 Aux = dict[str, Tensor]
-"""Auxiliary losses by name, scalars."""
+"""Auxiliary losses by name, scalars: each the mean over the batch's sequences of a number that each decides alone.
+
+Only so is a step's loss independent of how it is cut: training weighs a micro-batch's by its share of the sequences.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -286,7 +286,9 @@ METRIC_COLUMNS: tuple[Column, ...] = (
         "of a synthetic task: share of sequences without a wrong answer",
         optional=True,
     ),
-    Column("lr", "float64", "lr", "", "learning rate", optional=True),
+    Column(
+        "lr", "float64", "lr", "", "learning rate of this step; in older runs, of the next", optional=True
+    ),
     Column(
         "grad_norm", "float64", "grad_norm", "", "gradient norm before clipping, of this step", optional=True
     ),

@@ -55,8 +55,8 @@ class TrainerConfig:
     tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
         transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
         A run is named and recorded by the max_steps that it gives.
-    accumulate: micro-batches a step; several devices share them, so the number of devices has to divide it (with
-        trainer.context the number of groups of devices).
+    accumulate: micro-batches a step, whose losses are means over all of them together; several devices share them, so
+        the number of devices has to divide it (with trainer.context the number of groups of devices).
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every: steps between two metric rows.
     val_every: steps between two validations.

@@ -25,6 +25,7 @@ HELD_OUT = 1024
 # One constant a purpose, beside that of training (task_batches.py): the splits are different streams.
 _HELD_OUT = {"validation": 5, "test": 6}
 _ATTEMPTS = 1000
+_COUNTED = 32
 _LOOKED_AT = 1 << 25
 _REMEMBERED = 1 << 22
 _VERSION = 1
@@ -78,6 +79,12 @@ class TaskSet:
     def fingerprint(self) -> str:
         """Hash (32 hexadecimal digits) of what decides the sequences: the task, its options and how they are drawn."""
         return content_hash([_VERSION, HELD_OUT, self.task.name, self.task.rule, deciding(self.task.options)])
+
+    @property
+    def answers_vary(self) -> bool:
+        """Return whether sequences differ in their number of answers: whether the first of the validation split do."""
+        drawn = (self.task.draw(Draws(_HELD_OUT["validation"], place, 0)) for place in range(_COUNTED))
+        return len({int((one.targets != IGNORE).sum()) for one in drawn}) > 1
 
     def batches(self, seed: int) -> TaskBatches:
         """The training batches of a seed. Raises UserError where the task has too few different sequences."""

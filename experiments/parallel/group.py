@@ -166,6 +166,11 @@ def gathered(x: Tensor) -> Tensor:
     return out
 
 
+def over_replicas(x: Tensor) -> Tensor:
+    """Σ x [...] over the replicas. All have to call it, with equal shapes."""
+    return gathered(x)[:: context()].sum(0)  # those of one sequence have the same
+
+
 def losses_in_order(own: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """The scalars of a step's micro-batches, by name, of all processes in the micro-batches' order.
 

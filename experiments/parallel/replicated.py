@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 def replicate(model: nn.Module, compute: nn.Module, device: torch.device) -> DistributedDataParallel:
     """The model (`compute`: itself, or compiled), with gradients summed over the processes in its backward.
 
-    Losses are divided by their number beforehand. Parameters that a step does not use have no gradient afterwards, as
+    Losses are parts of the step's beforehand. Parameters that a step does not use have no gradient afterwards, as
     in one process. Buffers are left alone: those that depend on the batches are summed by their own modules.
     """
     model.to(device)

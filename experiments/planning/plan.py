@@ -30,7 +30,7 @@ from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.errors import UserError
 from zoo.matching import match
-from zoo.model import letters_of
+from zoo.model import letters_of, on_meta
 from zoo.options import deciding
 
 IDENTITY_FORMAT = 2
@@ -51,10 +51,29 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         "format": IDENTITY_FORMAT,
         "model": zoo.config.used(config.model, letters),
         "data": {"content": content, **deciding(config.data, DATA_KEYS)},
-        "recipe": {**deciding(config.trainer, TRAINER_KEYS), **_deciding_rates(config.optim)},
+        "recipe": {
+            **deciding(config.trainer, TRAINER_KEYS),
+            **_deciding_rates(config.optim),
+            # Earlier runs took the mean of their micro-batches' means, which is another number where they are unequal.
+            **({"micro_batches": "summed"} if _unequal_micro_batches(config) else {}),
+        },
         "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
         "seed": config.seed,
     }
+
+
+def _unequal_micro_batches(config: Config) -> bool:
+    """Return whether the micro-batches of a step may differ in what their losses are means over.
+
+    Answers, of a task; sequences, of packed documents in a model with auxiliary losses that have a weight.
+    """
+    if config.trainer.accumulate == 1:
+        return False
+    if config.data.name in data.TASKS:
+        return data.TaskSet(config.data).answers_vary
+    if config.data.pack != "document":
+        return False
+    return any(on_meta(config.model, vocab_size=2, seq_len=config.data.seq_len).aux_weights.values())
 
 
 def _deciding_rates(optim: OptimConfig) -> dict[str, Any]:
@@ -92,6 +111,8 @@ def recorded_config(values: dict[str, Any]) -> Config:
     kept = {
         name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
     }
+    if (task := values["data"]["name"]) in data.TASKS:
+        kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
     whole = {name: values[name] for name in ("model", "optim", "seed")}
     return zoo.config.from_dict(Config, {**whole, **kept}, "config", recorded=True)
 

@@ -91,13 +91,17 @@ def score_sequences(
     return TaskScore(*found, sequence, position, sequences.difficulty[sequence, position], chance)
 
 
-def accuracies(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Share of right answers of a batch, logits [B, T, V] and targets [B, T], and of sequences without a wrong one."""
+def accuracies(logits: Tensor, targets: Tensor, of: Tensor | None = None) -> dict[str, Tensor]:
+    """Share of right answers of a batch, logits [B, T, V] and targets [B, T], and of sequences without a wrong one.
+
+    of: int64 [2], answers and sequences that they are shares of; None: the batch's.
+    """
     right = logits.detach().argmax(-1) == targets
     asked = targets != IGNORE
+    answers, sequences = (asked.sum(), len(targets)) if of is None else of
     return {
-        "accuracy": (right & asked).sum() / asked.sum(),
-        "sequence_accuracy": (right | ~asked).all(-1).float().mean(),
+        "accuracy": (right & asked).sum() / answers,
+        "sequence_accuracy": (right | ~asked).all(-1).sum() / sequences,
     }
 
 

@@ -5,6 +5,7 @@ AdamW's parameter groups, the learning-rate schedule and gradient clipping by gr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,8 @@ from zoo.io import card
 from zoo.model import LanguageModel
 
 Batch = dict[str, Tensor]
+STEP = "step"
+"""The key under which a micro-batch tells the `counts` of its process's part of the step."""
 
 
 class LanguageModelling(pl.LightningModule):
@@ -37,8 +40,10 @@ class LanguageModelling(pl.LightningModule):
 
     data_card: what the model's card says of what it is trained on (its tokenizer, its task).
     compute: what losses are computed with, the model itself or a wrapping of it (None: `compiled`).
-    `last_step` holds the losses of the last micro-batch and the gradient norm of the last optimiser step;
-    `micro_batches` the losses of all micro-batches of that step, in their order, those of other processes too.
+    A step's losses are means over all its answers or sequences, of whatever micro-batch and process, so that they and
+    their gradients do not depend on how it is cut. `last_step` holds those of the last optimiser step (of one that goes
+    on, as far as this process is) and its gradient norm; `micro_batches` what each micro-batch added to them, in their
+    order, those of other processes too.
     """
 
     def __init__(
@@ -59,33 +64,51 @@ class LanguageModelling(pl.LightningModule):
         self.last_step: dict[str, Tensor] = {}
         self.micro_batches: list[dict[str, Tensor]] = []
         self._own: list[tuple[Batch, dict[str, Tensor]]] = []  # micro-batches since the last optimiser step
+        self._counts: Tensor | None = None  # of the step: `counts`, over all processes
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The training loss [] of a micro-batch: cross-entropy plus weighted auxiliary losses; divided by the replicas.
+        """What a micro-batch adds to its step's loss [], times the number that Lightning then divides by.
 
-        Raises NonFinite.
+        batch: with the `counts` of this process's part of the step under STEP. Raises NonFinite.
         """
+        share = group.share(self.config.trainer.accumulate)
+        first, last = index % share == 0, (index + 1) % share == 0
         if group.size() > 1:
-            sums_gradients(self.compute, (index + 1) % group.share(self.config.trainer.accumulate) == 0)
-        loss, aux, measured = self.losses(batch)
+            sums_gradients(self.compute, last)
+        if first:
+            self._counts = group.over_replicas(batch[STEP])
+        loss, aux, measured = self.losses(batch, self._counts)
         total = loss + self.model.aux_loss(aux)
         # Others are waiting for this process's gradients: several processes find out together, after the backward.
         if group.size() == 1 and not torch.isfinite(total):
             raise NonFinite("the loss is not finite", self.global_step, self._bad_module(batch))
-        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach(), **measured}
-        self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
-        self._own.append((batch, self.last_step))
-        return total if group.replicas() == 1 else total / group.replicas()
+        part = {"loss": loss.detach(), "aux_loss": (total - loss).detach(), **measured}
+        part.update({f"aux:{name}": value.detach() for name, value in aux.items()})
+        self._own.append((batch, part))
+        self.last_step = part if first else {name: self.last_step[name] + x for name, x in part.items()}
+        # In fp64 the product and Lightning's quotient cancel, and the backward starts with 1 in every micro-batch.
+        return total if share == 1 else total.double() * share
 
-    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Mean cross-entropy [] in nats a token (of a task: an answer), auxiliary losses [], and `batch_metrics`."""
+    def losses(
+        self, batch: Batch, step: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Mean cross-entropy [] in nats a token (of a task: an answer), auxiliary losses [], and `batch_metrics`.
+
+        step: the `counts` of the step that the batch belongs to; then its parts of the step's means, which add up to
+        them. None: the batch's own means.
+        """
         own, ctx = own_part(batch)
         logits, aux = self.compute(own["tokens"], ctx)
-        loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE)
-        return loss, aux, self.batch_metrics(logits, own)
+        answers = None
+        if step is not None:
+            answers, sequences = step.unbind()
+            share = ctx.n_sequences / sequences.double()  # auxiliary losses are means over sequences
+            aux = {name: value * share.to(value.dtype) for name, value in aux.items()}
+        loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE, answers)
+        return loss, aux, self.batch_metrics(logits, own, step)
 
-    def batch_metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return what metric rows of training show beside the losses: of text nothing."""
+    def batch_metrics(self, logits: Tensor, batch: Batch, step: Tensor | None) -> dict[str, Tensor]:
+        """Return what metric rows of training show beside the losses, as parts like them: of text nothing."""
         return {}
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -117,6 +140,7 @@ class LanguageModelling(pl.LightningModule):
         own, self._own = self._own, []
         if group.size() == 1:
             return
+        self.last_step = {name: sum(part[name] for part in self.micro_batches) for name in self.last_step}
         totals = torch.stack([losses["loss"] + losses["aux_loss"] for losses in self.micro_batches])
         bad = torch.isfinite(totals).logical_not().nonzero().flatten().tolist()
         if bad:
@@ -133,7 +157,8 @@ class LanguageModelling(pl.LightningModule):
     def train_dataloader(self) -> DataLoader:
         """Batches from the step that the trainer is at, so that a resumed run gets those of an uninterrupted one."""
         start = self.global_step * self.config.trainer.accumulate
-        return DataLoader(_Stream(self.batches, start), batch_size=None, pin_memory=self.on_gpu)
+        stream = _Stream(self.batches, start, group.share(self.config.trainer.accumulate))
+        return DataLoader(stream, batch_size=None, pin_memory=self.on_gpu)
 
     @property
     def on_gpu(self) -> bool:
@@ -156,9 +181,9 @@ class SyntheticTask(LanguageModelling):
 
     measures = ("accuracy", "sequence_accuracy")
 
-    def batch_metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def batch_metrics(self, logits: Tensor, batch: Batch, step: Tensor | None) -> dict[str, Tensor]:
         """The shares of answers and of sequences that are right (`tasks.accuracies`)."""
-        return accuracies(logits, batch["targets"])
+        return accuracies(logits, batch["targets"], step)
 
 
 def compiled(model: LanguageModel, config: Config) -> nn.Module:
@@ -180,15 +205,28 @@ def own_part(batch: Batch) -> tuple[Batch, Context]:
     return {name: ctx.shard.own(batch[name]) for name in ("tokens", "targets")}, ctx
 
 
-class _Stream(IterableDataset):
-    """This process's micro-batches from `start` on, without end; the trainer stops at its step limit."""
+def counts(batch: Batch) -> Tensor:
+    """Return the answers (targets asked for) and the sequences of a batch, int64 [2]: what losses are means over."""
+    bounds = batch.get("cu_seqlens")
+    sequences = len(batch["tokens"]) if bounds is None else len(bounds) - 1
+    return torch.stack([(batch["targets"] != IGNORE).sum(), torch.tensor(sequences)])
 
-    def __init__(self, batches: Batches | TaskBatches, start: int) -> None:
-        self.batches, self.start = batches, start
+
+class _Stream(IterableDataset):
+    """This process's micro-batches from `start` on, without end; the trainer stops at its step limit.
+
+    The `share` of a step are drawn together, before the first is trained on: each has the sum of their `counts`.
+    """
+
+    def __init__(self, batches: Batches | TaskBatches, start: int, share: int) -> None:
+        self.batches, self.start, self.share = batches, start, share
 
     def __iter__(self) -> Iterator[Batch]:
-        for index in group.own_micro_batches(self.start):
-            yield self.batches.batch(index)
+        numbers = group.own_micro_batches(self.start)
+        while True:
+            step = [self.batches.batch(index) for index in itertools.islice(numbers, self.share)]
+            together = torch.stack([counts(batch) for batch in step]).sum(0)
+            yield from ({**batch, STEP: together} for batch in step)
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

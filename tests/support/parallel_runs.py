@@ -14,6 +14,7 @@ import torch
 
 from experiments.configuration.compose import architectures, presets_to_compare
 from experiments.configuration.schema import Config
+from experiments.data.task_registry import IGNORE
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
 from experiments.system.preemption import Paused
@@ -32,16 +33,31 @@ LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
 
 
 class RandomBatches:
-    """Batch i, of so many rows, depends on i only."""
+    """Batch i, of so many rows, depends on i only.
 
-    def __init__(self, rows: int = 2) -> None:
-        self.rows = rows
+    unequal: batches differ in their numbers of answers and of sequences, which are packed.
+    """
+
+    def __init__(self, rows: int = 2, unequal: bool = False) -> None:
+        self.rows, self.unequal = rows, unequal
 
     def batch(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         tokens = torch.randint(VOCAB, (self.rows, LENGTH), generator=generator)
         keys = torch.arange(self.rows) + self.rows * index
-        return {"tokens": tokens, "targets": tokens.roll(-1, 1), "noise_keys": keys}
+        found = {"tokens": tokens, "targets": tokens.roll(-1, 1), "noise_keys": keys}
+        return self._unequal(found, index) if self.unequal else found
+
+    def _unequal(self, batch: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
+        tokens, targets = (batch[name].flatten()[None] for name in ("tokens", "targets"))
+        targets[:, : 12 * (1 + index % 5)] = IGNORE  # all of them in every fifth
+        ends = torch.tensor([0, *range(3 + index % 4, LENGTH, 3 + 2 * (index % 4)), tokens.shape[1]])
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "cu_seqlens": ends.to(torch.int32),
+            "noise_keys": torch.arange(len(ends) - 1) + 100 * index,
+        }
 
 
 def models() -> dict[str, ModelConfig]:
@@ -73,12 +89,13 @@ def train(
     end: str | None = None,
     bad: int | None = None,
     rows: int = 2,
+    unequal: bool = False,
     collect: bool = False,
 ) -> dict:
     """Losses of all micro-batches, the gradient norm of all steps, and the whole weights at the end.
 
     start: a checkpoint to go on from; end: a folder for one of the end; bad: a micro-batch whose loss is not a number;
-    then the error and its step are returned; rows: sequences of a micro-batch;
+    then the error and its step are returned; rows, unequal: of `RandomBatches`;
     collect: free what only Python's garbage collector frees before every step.
     """
     silence_lightning()
@@ -87,7 +104,7 @@ def train(
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     if bad is not None:
         poison(model, RandomBatches().batch(bad)["tokens"])
-    task = LanguageModelling(model, config, RandomBatches(rows), {}, spread(model, config, CPU))
+    task = LanguageModelling(model, config, RandomBatches(rows, unequal), {}, spread(model, config, CPU))
     losses, norms = [], []
     after = task.on_before_optimizer_step
 
@@ -148,7 +165,7 @@ def main(folder: Path) -> None:
     with group.joined(CPU):
         found = {}
         for name, case in cases.items():
-            also = {key: case.pop(key) for key in ("start", "end", "bad") if key in case}
+            also = {key: case.pop(key) for key in ("start", "end", "bad", "unequal") if key in case}
             config = configured(known[case.pop("model")], **case)
             with tempfile.TemporaryDirectory() as place:
                 found[name] = train(config, Path(place), **also)

@@ -53,7 +53,7 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 class MetricRows(StepCallback):
-    """Writes a row every log_every steps: means over its steps, of `grad_norm` the last step's, and `grad_norm_max`.
+    """Writes a row every log_every steps: means over its steps; `grad_norm`, `lr` of the last one; `grad_norm_max`.
 
     Its running sums are part of the checkpoint, so that a resumed run writes the same rows.
     utilisation gives MFU = FLOPs done / (peak · time), empty where above 1; what it takes to find FLOPs and peak is no
@@ -78,14 +78,18 @@ class MetricRows(StepCallback):
         self.since = time.perf_counter()
         self.steps = 0
 
+    def on_before_optimizer_step(self, trainer: pl.Trainer, task: Any, optimizer: Any) -> None:
+        """Read the rate that the step is taken at: after it, the optimiser has that of the next."""
+        self.rate = optimizer.param_groups[0]["lr"]
+
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """Add the micro-batches' losses to the running sums, and write a row where one is due."""
-        for losses in task.micro_batches:
-            for name, value in losses.items():
-                self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
-            self.count += 1
+        """Add the step's losses to the running sums, and write a row where one is due."""
+        losses = dict(task.last_step)
+        norm = losses.pop("grad_norm")
+        for name, value in losses.items():
+            self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
+        self.count += 1
         self.steps += 1
-        norm = task.last_step["grad_norm"]
         before = norm if self.largest_norm is None else self.largest_norm.to(norm.device)
         self.largest_norm = torch.maximum(norm, before)  # on the device: nothing waits
         step = trainer.global_step
@@ -94,7 +98,7 @@ class MetricRows(StepCallback):
         row = {name: float(value) / self.count for name, value in self.sums.items()}
         row["grad_norm"] = float(norm)  # waits for the GPU, whose work the clock below then includes
         row["grad_norm_max"] = float(self.largest_norm)
-        row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        row["lr"] = self.rate
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
         self.sums, self.count, self.steps, self.largest_norm = {}, 0, 0, None
 

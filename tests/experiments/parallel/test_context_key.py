@@ -20,6 +20,10 @@ CASES = {
     "fsdp": [*CUT, "trainer.strategy=fsdp"],
     "documents": [*CUT, "data.pack=document", "model.pattern=GS"],
     "beside data parallelism": ["trainer.devices=4", "trainer.context=2", "trainer.accumulate=2"],
+    "documents beside it": [
+        *("trainer.devices=4", "trainer.context=2", "trainer.accumulate=2"),
+        *("data.pack=document", "model.pattern=GS"),
+    ],
 }
 
 

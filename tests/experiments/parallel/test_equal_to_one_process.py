@@ -27,7 +27,8 @@ def one(tmp_path_factory):
         key = (model, *sorted(options.items()))
         if key not in found:
             place = tmp_path_factory.mktemp("one")
-            found[key] = train(configured(models()[model], **options), place)
+            also = {name: options.pop(name) for name in ("unequal",) if name in options}
+            found[key] = train(configured(models()[model], **options), place, **also)
         return found[key]
 
     return training
@@ -43,6 +44,9 @@ def two(tmp_path_factory) -> dict:
             name = f"fsdp orthgsa {mode} {reshard}"
             cases[name] = {"model": "orthgsa", **FSDP, "recompute": mode, "reshard": reshard}
         cases[f"ddp orthgsa {mode}"] = {"model": "orthgsa", **DDP, "recompute": mode}
+    for strategy in (DDP, FSDP):
+        for name in models():
+            cases[f"{strategy['strategy']} unequal {name}"] = {"model": name, **strategy, "unequal": True}
     cases["ddp shared"] = {"model": "kda", **DDP, "accumulate": 4}
     cases["fsdp shared"] = {"model": "kda", **FSDP, "accumulate": 4}
     return once(tmp_path_factory, "two", lambda: in_processes(cases, tmp_path_factory.mktemp("two")))
@@ -75,6 +79,27 @@ def test_replicas_are_equal_bit_for_bit(name: str, one, two: dict):
 @pytest.mark.parametrize("name", models())
 def test_shards_are_equal_bit_for_bit(name: str, one, two: dict):
     assert_equal(two[f"fsdp {name}"], one(name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", models())
+def test_unequal_micro_batches_are_equal_bit_for_bit(name: str, strategy: str, one, two: dict):
+    """A step is a mean over the answers and sequences of all processes, however many each of them has."""
+    assert_equal(two[f"{strategy} unequal {name}"], one(name, unequal=True))
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one_over_unequal_micro_batches(one, tmp_path: Path):
+    """Losses, gradient norms and weights of three steps, with auxiliary losses and none, in both strategies."""
+    options = {"unequal": True, "max_steps": 3}
+    cases = {
+        f"{strategy['strategy']} {name}": {"model": name, **strategy, **options}
+        for strategy in (DDP, FSDP)
+        for name in ("orthgsa", "hypergraph", "moe")
+    }
+    for case, found in in_processes(cases, tmp_path).items():
+        assert_equal(found, one(case.split()[1], **options))
 
 
 @pytest.mark.long

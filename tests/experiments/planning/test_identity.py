@@ -11,6 +11,8 @@ from support import identity_keys
 import experiments.planning.plan
 import zoo.config
 from experiments.configuration.schema import Config
+from experiments.data import TASKS, DataConfig, TaskSet, resolve_task
+from experiments.data.task_registry import IGNORE
 from experiments.planning.plan import as_format_1, identify, plan, recorded_config, run_name
 from zoo import ModelConfig, registry
 from zoo.options import added
@@ -162,6 +164,36 @@ def test_folders_that_were_named_with_their_splits_are_found_again(tmp_path):
     assert (plan(config).run, plan(config).identity) == (run_name(earlier), earlier)
     new.folder.path.mkdir()
     assert plan(config).run == new.run
+
+
+@pytest.mark.parametrize(
+    ("data", "pattern", "accumulate", "moved"),
+    [
+        (DataConfig(name="flip_flop"), "F", 2, True),
+        (DataConfig(name="flip_flop"), "F", 1, False),
+        (DataConfig(name="mqar"), "S", 2, False),
+        (DataConfig(pack="document"), "FS", 2, True),
+        (DataConfig(pack="document"), "FS", 1, False),
+        (DataConfig(pack="document"), "F", 2, False),
+        (DataConfig(), "FS", 2, False),
+    ],
+)
+def test_runs_that_took_unequal_micro_batches_alike_are_other_runs(data, pattern, accumulate, moved):
+    """Their losses were means of micro-batches' means, and no mean over the step's answers and sequences."""
+    config = Config(data=resolve_task(data) if data.name in TASKS else data)
+    config.model.pattern, config.trainer.accumulate = pattern, accumulate
+    found = identify(config, pattern, "")
+    assert ("micro_batches" in found["recipe"]) == moved
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert identify(recorded_config(values), pattern, "") == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_whether_answers_vary_is_told_by_a_few_sequences(name):
+    task_set = TaskSet(DataConfig(name=name))
+    counts = (task_set.held_out("validation").targets != IGNORE).sum(1)
+    assert task_set.answers_vary == (len(set(counts)) > 1)
 
 
 def test_seed_and_text_are_in_the_name():

@@ -54,16 +54,20 @@ def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
 
 
 def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
-    """The end of a micro-batch; every second one completes a step."""
-    at.global_step += index % 2
-    last_step = {k: torch.tensor(v) for k, v in seen.items()}
-    losses = {k: v for k, v in last_step.items() if k != "grad_norm"}
-    at.waiting = [*(at.waiting if index % 2 else []), losses]  # those of the step so far
-    task = SimpleNamespace(last_step=last_step, micro_batches=at.waiting, device=CPU)
+    """The end of a micro-batch; every second one completes a step, and has the step's losses.
+
+    After a step the optimiser has the rate of the next, half of it.
+    """
+    if index % 2:
+        at.global_step += 1
+        (optimizer,) = at.optimizers
+        callback.on_before_optimizer_step(at, None, optimizer)
+        optimizer.param_groups[0]["lr"] /= 2
+    task = SimpleNamespace(last_step={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
     callback.on_train_batch_end(at, task, None, None, index)
 
 
-def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
+def test_rows_are_means_over_steps_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
     at, path = trainer(), tmp_path / "metrics.csv"
     rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, Utilisation(lambda: 7.0, lambda: 1e4))
     rows.on_train_start(at, None)
@@ -75,14 +79,14 @@ def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_pa
         micro_batch(rows, at, i, loss=float(i), aux_loss=0.5 * i, grad_norm=10.0 + i, **{"aux:x": -float(i)})
     first, second = read_metrics(path)
     assert (first["step"], first["tokens"], second["step"], second["tokens"]) == ("2", "200", "4", "400")
-    for row, mean in ((first, 1.5), (second, 5.5)):
+    for row, mean in ((first, 2.0), (second, 6.0)):  # of steps 1 and 3, 5 and 7
         assert [float(row[name]) for name in ("loss", "aux_loss", "aux:x")] == [mean, mean / 2, -mean]
     assert [float(row["grad_norm"]) for row in (first, second)] == [13.0, 17.0]  # of the last step
     assert [float(row["seconds"]) for row in (first, second)] == [4.0, 8.0]
     for row in (first, second):
         assert float(row["tokens_per_second"]) == 200 / 4
         assert float(row["mfu"]) == 200 / 4 * 7 / 1e4
-        assert float(row["lr"]) == 0.125
+    assert [float(row["lr"]) for row in (first, second)] == [0.125 / 2, 0.125 / 8]  # that the last step took
 
 
 def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_too(
@@ -154,7 +158,7 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
         clock.now += 1
         micro_batch(second, at, i, loss=float(i), grad_norm=1.0)
     (row,) = read_metrics(path)
-    assert float(row["loss"]) == 3.5
+    assert float(row["loss"]) == 4.0  # of 1, 3, 5 and 7
     assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
 
 

@@ -351,15 +351,12 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
     rows.on_train_start(trainer, None)
     for step in range(1, 6):
         trainer.global_step = step
-        batches = [
-            {"loss": torch.tensor(float(step + half)), "aux_loss": torch.tensor(0.5)} for half in (0, 1)
-        ]
+        losses = {"loss": torch.tensor(step + 0.5), "aux_loss": torch.tensor(0.5)}
         rows.paused += 1.0 if step == 3 else 0.0
+        rows.on_before_optimizer_step(trainer, None, *trainer.optimizers)
         rows.after_step(
             trainer,
-            SimpleNamespace(
-                micro_batches=batches, last_step={"grad_norm": torch.tensor(7.0)}, device=torch.device("cpu")
-            ),
+            SimpleNamespace(last_step={**losses, "grad_norm": torch.tensor(7.0)}, device=torch.device("cpu")),
         )
         if step == 3:
             state = rows.state_dict()

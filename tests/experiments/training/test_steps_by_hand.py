@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
+from experiments.data.task_registry import IGNORE
 from experiments.training import lightning_modules
-from experiments.training.lightning_modules import LanguageModelling
+from experiments.training.lightning_modules import STEP, LanguageModelling, counts
 from experiments.training.nonfinite import NonFinite, first_bad_gradient
 from experiments.training.train import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
@@ -21,16 +22,19 @@ VOCAB, LENGTH, ACCUMULATE, STEPS = 29, 8, 2, 4
 
 
 class RandomBatches:
-    """Batch i depends on i only; two packed sequences of different lengths."""
+    """Batch i depends on i only; two packed sequences or one, of different lengths, and as many answers as i allows."""
 
     def batch(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)
         tokens = torch.randint(VOCAB, (1, LENGTH + 1), generator=generator)
+        targets = tokens[:, 1:].clone()
+        targets[:, : index % 5] = IGNORE
+        ends = [0, 3, LENGTH] if index % 3 == 0 else [0, LENGTH]
         return {
             "tokens": tokens[:, :-1],
-            "targets": tokens[:, 1:],
-            "cu_seqlens": torch.tensor([0, 3, LENGTH], dtype=torch.int32),
-            "noise_keys": torch.arange(2) + 7 * index,
+            "targets": targets,
+            "cu_seqlens": torch.tensor(ends, dtype=torch.int32),
+            "noise_keys": torch.arange(len(ends) - 1) + 7 * index,
         }
 
 
@@ -63,9 +67,12 @@ def by_hand(made: Config) -> tuple[LanguageModel, list[float]]:
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     for step in range(STEPS):
         model.zero_grad()
-        for i in range(ACCUMULATE):
-            loss, aux = losses(model, RandomBatches().batch(ACCUMULATE * step + i))
-            ((loss + aux) / ACCUMULATE).backward()
+        batches = [RandomBatches().batch(ACCUMULATE * step + i) for i in range(ACCUMULATE)]
+        answers = [int((batch["targets"] != IGNORE).sum()) for batch in batches]
+        sequences = [len(batch["noise_keys"]) for batch in batches]
+        for i, batch in enumerate(batches):
+            loss, aux = losses(model, batch)
+            (loss * answers[i] / sum(answers) + aux * sequences[i] / sum(sequences)).backward()
         norms.append(math.hypot(*(float(p.grad.norm()) for p in model.parameters())))
         progress = (step - o.warmup_steps) / (STEPS - o.warmup_steps)
         rate = o.lr_min + (o.lr - o.lr_min) * (1 + math.cos(math.pi * progress)) / 2
@@ -120,7 +127,7 @@ def test_what_a_step_saw_is_told_apart():
     made = config()
     task = LanguageModelling(model_of(made).train(), made, RandomBatches(), {})
     batch = RandomBatches().batch(0)
-    total = task.training_step(batch, 0).detach()
+    total = task.training_step({**batch, STEP: counts(batch)}, 0).detach() / ACCUMULATE
     loss, aux = (x.detach() for x in losses(task.model, batch))
     assert float(aux) > 0
     assert float(total) == pytest.approx(float(loss + aux))
@@ -167,7 +174,7 @@ def test_a_bad_gradient_is_named_where_it_arose():
 
 
 @pytest.mark.parametrize(("processes", "context"), [(1, 1), (4, 1), (4, 2)])
-def test_a_loss_is_divided_by_the_replicas_and_gradients_are_summed_after_the_last_own_micro_batch(
+def test_a_loss_is_a_part_of_the_step_s_and_gradients_are_summed_after_the_last_own_micro_batch(
     monkeypatch, processes: int, context: int
 ):
     """A process of several goes on with a loss that is not finite: the others wait for its gradients."""
@@ -175,26 +182,30 @@ def test_a_loss_is_divided_by_the_replicas_and_gradients_are_summed_after_the_la
     made.trainer.accumulate = 4
     task = LanguageModelling(model_of(made), made, RandomBatches(), {})
     replicas = processes // context
-    for name, number in (("size", processes), ("replicas", replicas)):
-        monkeypatch.setattr(lightning_modules.group, name, lambda number=number: number)
+    monkeypatch.setattr(lightning_modules.group, "size", lambda: processes)
     monkeypatch.setattr(lightning_modules.group, "share", lambda count: count // replicas)
+    monkeypatch.setattr(lightning_modules.group, "over_replicas", lambda own: replicas * own)
     summed: list[bool] = []
     monkeypatch.setattr(lightning_modules, "sums_gradients", lambda compute, last: summed.append(last))
-    loss = torch.tensor(6.0)
-    monkeypatch.setattr(task, "losses", lambda batch: (loss, {}, {"accuracy": torch.tensor(0.5)}))
+    loss, told, own = torch.tensor(6.0), torch.tensor([12, 3]), 4 // replicas
+
+    def losses(batch: dict, step: Tensor) -> tuple:
+        assert step.tolist() == [12 * replicas, 3 * replicas]
+        return loss, {}, {"accuracy": torch.tensor(0.5)}
+
+    monkeypatch.setattr(task, "losses", losses)
     for index in range(4):
-        assert task.training_step({}, index).item() == 6.0 / replicas
-    own = 4 // replicas
+        assert task.training_step({STEP: told}, index).item() == 6.0 * own  # which Lightning divides by
     assert summed == ([] if processes == 1 else [(index + 1) % own == 0 for index in range(4)])
     assert {name: x.item() for name, x in task.last_step.items()} == {
-        "loss": 6.0,
+        "loss": 6.0 * own,
         "aux_loss": 0.0,
-        "accuracy": 0.5,
+        "accuracy": 0.5 * own,
     }
     loss.fill_(float("inf"))
     monkeypatch.setattr(task, "_bad_module", lambda batch: "layers.0")
     if processes == 1:
         with pytest.raises(NonFinite, match="the loss is not finite"):
-            task.training_step({}, 4)
+            task.training_step({STEP: told}, 4)
     else:
-        assert not torch.isfinite(task.training_step({}, 4))
+        assert not torch.isfinite(task.training_step({STEP: told}, 4))
