@@ -19,6 +19,11 @@ from zoo.errors import UserError
 from zoo.io import read_card
 
 SEPARATOR = "<|endoftext|>"
+_EVERY_BYTE = "".join(map(chr, (*range(0x1000), *range(0x1000, 0x110000, 0x1000))))  # that UTF-8 has
+_CHANGEABLE = (  # by normalisers, strippers and marks for blanks
+    f" two  blanks \t\r\n . Case , don't e\u0301 \u00e9 \ufb01 \uff21 \u2581a\u2581 \u0120b ``'' 1\u00b2 \u200b"
+    f"{SEPARATOR} \n"
+)
 _SWITCH = "TOKENIZERS_PARALLELISM"
 _SET_BY_USER = _SWITCH in os.environ
 
@@ -119,6 +124,32 @@ class BytePairTokenizer:
     def to_json(self) -> str:
         """The kind and the library's own form of the tokenizer."""
         return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
+
+
+def check_round_trip(
+    tokenizer: Tokenizer, text: str = _EVERY_BYTE + _CHANGEABLE, ids: Sequence[int] | np.ndarray | None = None
+) -> None:
+    """Raise UserError unless a text comes back from its tokens, all of them in the vocabulary.
+
+    A score in bits per byte divides by the bytes of the text, which the tokens of another one do not have.
+    ids: the text's tokens, where they are there already.
+    """
+    ids = np.asarray(tokenizer.encode(text) if ids is None else ids, dtype=np.int64)
+    wrong = None
+    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+        wrong = f"gives the token {ids.max()} with a vocabulary of {tokenizer.vocab_size}"
+    elif tokenizer.bos_id in ids:
+        wrong = f"takes words of a text for the separator of documents ({SEPARATOR})"
+    elif (back := tokenizer.decode(ids.tolist())) != text:
+        place = next(
+            (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
+        )
+        around = slice(max(0, place - 8), place + 8)
+        wrong = f"does not give back the text: {text[around]!a} comes back as {back[around]!a}"
+    if wrong:
+        raise UserError(
+            f"the tokenizer {tokenizer.name} {wrong}; use data.tokenizer=bpe or data.tokenizer=bytes"
+        )
 
 
 @contextlib.contextmanager

@@ -40,8 +40,10 @@ class DataConfig:
     """The text to train on, and how it is cut; or the synthetic task to train on.
 
     name: pydocs | wikitext103 | wikitext2 | text, or a task (job=list names them).
-    path: text: a file, a folder or a glob. wikitext: a folder of parquet in the public layout
+    path: text: a file, a folder or a glob: plain text, or tables (parquet, csv, tsv, jsonl), packed (.gz) or not.
+        wikitext: a folder of parquet in the public layout
         (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
+    text_column: text: the column of a table that holds the texts, a document a row; None means `text`.
     train_path: wikitext: parquet file, folder or glob that replaces the training split.
     tokenizer: bytes | bpe (trained on the training split) | gpt2.
     vocab_size: entries of the tokenizer that bpe trains.
@@ -58,6 +60,7 @@ class DataConfig:
 
     name: str = "pydocs"
     path: str | None = None
+    text_column: str | None = None
     train_path: str | None = None
     tokenizer: str = "bpe"
     vocab_size: int = 4096
@@ -71,7 +74,8 @@ class DataConfig:
 
 
 OF_TEXT = {
-    key: getattr(DataConfig, key) for key in ("path", "train_path", "gpt2_path", "revision", "pack", *_OWN)
+    key: getattr(DataConfig, key)
+    for key in ("path", "text_column", "train_path", "gpt2_path", "revision", "pack", *_OWN)
 }
 """Keys of text at their defaults: what `data=TASK` sets beside the name, whatever size= says of them."""
 

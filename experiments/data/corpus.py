@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +19,19 @@ from tqdm import tqdm
 
 from experiments.data.cache import build_once, cache_root, content_hash
 from experiments.data.config import PACKS, DataConfig, resolve_task
+from experiments.data.pieces import LONGEST_WORD, pieces
 from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
 from experiments.data.task_registry import TASKS
 from experiments.data.task_set import TaskSet
-from experiments.data.tokenizer_kinds import TOKENIZERS, pieces
+from experiments.data.tokenizer_kinds import TOKENIZERS
 from zoo.errors import UserError, unknown
-from zoo.tokenization import Tokenizer, from_json
+from zoo.tokenization import Tokenizer, check_round_trip, from_json
 
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 _BATCH_CHARACTERS = 1 << 21
 _FINGERPRINT_VERSION = 1
+_CUTTING = f"words cut at {LONGEST_WORD}"
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Splits "train", "validation" and "test", their tokenizer, and the hash of text and tokenizer."""
+    """Splits "train", "validation" and "test", their tokenizer, and the hash of text and tokenizer.
+
+    read: the text that was read, by split; origin: where it came from (`Source.origin`).
+    """
 
     splits: dict[str, Split]
     tokenizer: Tokenizer
     fingerprint: str
     labels: dict[str, str]
     config: DataConfig
+    read: Contents
+    origin: dict[str, str]
 
     @property
     def document_bos(self) -> int | None:
@@ -77,6 +86,7 @@ class Corpus:
         return {
             "name": self.config.name,
             **self.labels,
+            **self.origin,
             "tokenizer": self.tokenizer.name,
             "vocab_size": self.tokenizer.vocab_size,
             "seq_len": self.config.seq_len,
@@ -89,6 +99,7 @@ class Corpus:
                     "words": split.n_words,
                     "bytes": split.n_bytes,
                     "documents": split.n_documents,
+                    "sha256": self.read[name]["digest"],
                 }
                 for name, split in self.splits.items()
             },
@@ -117,8 +128,10 @@ def write_tokens(
 ) -> dict[str, int]:
     """Write every document, preceded by ``bos_id``, to ``file``; return tokens, words, bytes and documents.
 
-    progress: called with the UTF-8 bytes of each document read.
+    progress: called with the UTF-8 bytes of each document read. Raises UserError where some of the text, a piece of
+    each batch, does not come back from its tokens.
     """
+    check_round_trip(tokenizer)
     counts = dict.fromkeys(("tokens", "words", "bytes", "documents"), 0)
     dtype = token_dtype(tokenizer.vocab_size)
     separator = np.array([tokenizer.bos_id], dtype=dtype)
@@ -126,9 +139,13 @@ def write_tokens(
         waiting: list[str | None] = []
 
         def flush() -> None:
-            encoded = iter(tokenizer.encode_batch([text for text in waiting if text is not None]))
+            texts = [text for text in waiting if text is not None]
+            encoded = tokenizer.encode_batch(texts)
+            if texts:
+                check_round_trip(tokenizer, texts[0], encoded[0])
+            following = iter(encoded)
             for text in waiting:
-                ids = separator if text is None else next(encoded).astype(dtype)
+                ids = separator if text is None else next(following).astype(dtype)
                 counts["tokens"] += len(ids)
                 out.write(ids.tobytes())
             waiting.clear()
@@ -153,8 +170,8 @@ def write_tokens(
     return counts
 
 
-def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus:
-    """The corpus in a finished cache folder, its tokens memory-mapped."""
+def open_corpus(folder: Path, cfg: DataConfig, read: Contents) -> Corpus:
+    """The corpus of what was read, in a finished cache folder, its tokens memory-mapped."""
     meta = json.loads((folder / META).read_text())
     splits = {}
     for name in SPLITS:
@@ -162,7 +179,11 @@ def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus
         tokens = np.memmap(tokens_file(folder, name), dtype=meta["dtype"], mode="r")
         splits[name] = Split(tokens, counts["words"], counts["bytes"], counts["documents"])
     tokenizer = from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
-    return Corpus(splits, tokenizer, meta["fingerprint"], labels, cfg)
+    check_round_trip(tokenizer)
+    source = SOURCES[cfg.name]
+    return Corpus(
+        splits, tokenizer, meta["fingerprint"], source.labels(cfg, read), cfg, read, source.origin(cfg)
+    )
 
 
 def corpus_problem(folder: Path) -> str | None:
@@ -190,7 +211,7 @@ def check(cfg: DataConfig) -> None:
     if cfg.name in TASKS:
         TaskSet(cfg).batches(0).batch(0)
     elif SOURCES[cfg.name].at_hand:
-        contents(cfg, keep=False)
+        _tell(cfg, contents(cfg, keep=False))
 
 
 def check_settings(cfg: DataConfig) -> None:
@@ -221,37 +242,56 @@ def fingerprint(cfg: DataConfig) -> str:
     hub, downloads it); later ones compare file times and are quick. Raises UserError as `check` does.
     """
     check_settings(cfg)
-    return TaskSet(cfg).fingerprint if cfg.name in TASKS else _fingerprint(cfg, contents(cfg))
+    if cfg.name in TASKS:
+        return TaskSet(cfg).fingerprint
+    read = contents(cfg)
+    _tell(cfg, read)
+    return _fingerprint(cfg, read)
 
 
 def prepare(cfg: DataConfig, progress: bool = True) -> Corpus | TaskSet:
     """The tokenised corpus, from the cache if it is there; of a task, the data set that draws its sequences.
 
     The cache folder is named by the fingerprint and made whole or not at all, once, however many processes
-    ask. progress: show a bar on stderr (on a terminal) while tokenising. Raises UserError as `check` does,
-    and when the hub cannot be reached, the cache cannot be written, or the text has too few tokens for
-    ``seq_len``.
+    ask. progress: show bars on stderr while a tokenizer is trained and (on a terminal) used. Raises UserError as
+    `check` does, and when the hub cannot be reached, the cache cannot be written, a tokenizer does not give back the
+    text, or the text has too few tokens for ``seq_len``.
     """
     check_settings(cfg)
     if cfg.name in TASKS:
         return TaskSet(cfg)
     read = contents(cfg)
+    if progress:
+        _tell(cfg, read)
     key = _fingerprint(cfg, read)
 
     def build(folder: Path) -> None:
         _tokenise(cfg, read, key, folder, progress)
 
     folder = build_once(cache_root(cfg) / "corpora", key, build, corpus_problem)
-    corpus = open_corpus(folder, cfg, SOURCES[cfg.name].labels(cfg))
+    corpus = open_corpus(folder, cfg, read)
     check_sizes(cfg, {name: len(split.tokens) for name, split in corpus.splits.items()}, "tokens")
     return corpus
 
 
+def _tell(cfg: DataConfig, read: Contents) -> None:
+    line = SOURCES[cfg.name].told(cfg, read)
+    if line:
+        tell_once(line)
+
+
+@functools.cache
+def tell_once(line: str) -> None:
+    """Print a notice on stderr, once a process."""
+    print(f"notice: {line}", file=sys.stderr, flush=True)
+
+
 def _fingerprint(cfg: DataConfig, read: Contents) -> str:
     digests = {split: read[split]["digest"] for split in SPLITS}
-    return content_hash(
-        [_FINGERPRINT_VERSION, SOURCES[cfg.name].rule, digests, TOKENIZERS[cfg.tokenizer].spec(cfg)]
-    )
+    facts = [_FINGERPRINT_VERSION, SOURCES[cfg.name].rule, digests, TOKENIZERS[cfg.tokenizer].spec(cfg)]
+    # Where no word is long, its tokens are those of before words were cut.
+    cut = [_CUTTING] * (cfg.tokenizer != "bytes" and any(read[split]["long_words"] for split in SPLITS))
+    return content_hash([*facts, *cut])
 
 
 def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress: bool) -> None:
@@ -261,7 +301,10 @@ def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress:
     def training_texts() -> Iterator[str]:
         return (document.text for document in source.documents(cfg, "train", cache))
 
-    tokenizer = TOKENIZERS[cfg.tokenizer].make(cfg, training_texts, read["train"]["digest"], cache)
+    training = read["train"]["digest"]
+    if read["train"]["long_words"]:
+        training = content_hash([training, _CUTTING])
+    tokenizer = TOKENIZERS[cfg.tokenizer].make(cfg, training_texts, training, cache, progress)
     bar = {"unit": "B", "unit_scale": True, "delay": 1, "disable": None if progress else True}
     total = sum(part["bytes"] for part in read.values())
     with tqdm(total=total, desc=f"tokenising {cfg.name}", **bar) as meter:

@@ -11,9 +11,9 @@ import numpy as np
 
 from experiments.data.cache import cache_root
 from experiments.data.config import DataConfig
-from experiments.data.corpus import Split, token_dtype, write_tokens
-from experiments.data.sources import SOURCES, Document
-from experiments.data.sources.text import corpus_name, whole_files
+from experiments.data.corpus import Split, tell_once, token_dtype, write_tokens
+from experiments.data.sources import SOURCES, Document, read_split
+from experiments.data.sources.text import corpus_name, told_files, whole_files
 from experiments.data.task_registry import TASKS
 from zoo.errors import UserError, unknown
 from zoo.tokenization import Tokenizer
@@ -44,12 +44,15 @@ def read_splits(cfg: DataConfig, names: Sequence[str], tokenizer: Tokenizer) -> 
     source = SOURCES[cfg.name]
     if cfg.name == "text":
         source.check(cfg)
+        tell_once(told_files(cfg))
         yield NamedSplit(WHOLE, corpus_name(cfg.path), _tokenised(whole_files(cfg), tokenizer))
         return
     source.check_splits(cfg, names)
     for name in names:
+        read = read_split(cfg, name)
+        source.confirm(cfg, {name: read})
         documents = source.documents(cfg, name, cache_root(cfg))
-        yield NamedSplit(name, source.label(cfg, name), _tokenised(documents, tokenizer))
+        yield NamedSplit(name, source.label(cfg, name, read), _tokenised(documents, tokenizer))
 
 
 def _tokenised(documents: Iterator[Document], tokenizer: Tokenizer) -> Split:

@@ -8,21 +8,30 @@ under the MIT licence).
 from __future__ import annotations
 
 import json
-import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 
 from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
+from experiments.data.pieces import pieces
+from experiments.system import preemption
 from zoo.errors import UserError
-from zoo.tokenization import SEPARATOR, BytePairTokenizer, ByteTokenizer, Tokenizer, parallel
+from zoo.tokenization import (
+    SEPARATOR,
+    BytePairTokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    check_round_trip,
+    parallel,
+)
 
-PIECE = 1 << 16
-_SAFE = re.compile(r" (?=\S)")  # where a text may be cut into pieces
 _TRAINER_VERSION = 1
 _SMALLEST, _LARGEST = 257, 2**20  # entries of a BPE that is trained
 _TRAINED_FILE = "tokenizer.json"
@@ -40,9 +49,17 @@ class TokenizerKind(Protocol):
         """The facts that decide the tokenizer's content, besides the training text. May read the hub."""
 
     def make(
-        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
     ) -> Tokenizer:
-        """The tokenizer. texts: returns a new iterator over the training documents; training: hash of their content."""
+        """The tokenizer, with bars on stderr where it takes long and progress is asked for.
+
+        texts: returns a new iterator over the training documents; training: hash of their content.
+        """
 
 
 TOKENIZERS: dict[str, TokenizerKind] = {}
@@ -67,7 +84,12 @@ class _Bytes:
         return ByteTokenizer().identity()
 
     def make(
-        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
     ) -> Tokenizer:
         return ByteTokenizer()
 
@@ -80,28 +102,11 @@ def assemble(model: models.BPE) -> Backend:
     return backend
 
 
-def pieces(text: str, length: int = PIECE) -> Iterator[str]:
-    """Pieces of ``text`` of about ``length`` characters whose tokens, joined, are those of the whole text.
-
-    GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`) always starts a word
-    at a space that a non-space follows: the text before it is split in the same way without the rest.
-    Text without such a space stays whole. This bounds the memory of one call, and lets one long document use
-    all cores.
-    """
-    start = 0
-    while len(text) - start > length:
-        cut = _SAFE.search(text, start + length)
-        if cut is None:
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
-
-
-def train(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
+def train(texts: Iterable[str], vocab_size: int, progress: bool = False) -> BytePairTokenizer:
     """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
 
-    A text too small for so many merges gives fewer entries. The result depends on nothing but the arguments.
+    A text too small for so many merges gives fewer entries. The result depends on nothing but texts and size.
+    progress: show bars on stderr from the first second on. Signals are acted upon meanwhile.
     """
     backend = assemble(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -110,9 +115,64 @@ def train(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    with parallel():
-        backend.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    work = _Training(texts, lambda fed: backend.train_from_iterator(fed, trainer))
+    with parallel(), tqdm(desc="training a tokenizer: reading", **_bar(progress)) as meter:
+        work.finish(meter)
     return BytePairTokenizer("bpe", backend)
+
+
+def _bar(progress: bool) -> dict[str, Any]:
+    every = 0.5 if sys.stderr.isatty() else 10.0
+    shape = {"unit": " characters", "unit_scale": True, "dynamic_ncols": True}
+    return {**shape, "delay": 1, "miniters": 0, "mininterval": every, "disable": not progress}
+
+
+class _Training:
+    """Training in a thread of its own: the library comes back to Python, which handles signals, at its end only.
+
+    call: trains on the pieces that it is given.
+    """
+
+    def __init__(self, texts: Iterable[str], call: Callable[[Iterator[str]], None]) -> None:
+        self.texts, self.call = texts, call
+        self.read, self.reading, self.stopped = 0, True, False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, daemon=True)
+
+    def finish(self, meter: tqdm) -> None:
+        """Train to the end. Raises what the texts or the library raise, and Paused where room is to be made."""
+        self.thread.start()
+        try:
+            while self.thread.is_alive():
+                self.thread.join(0.1)
+                meter.update(self.read - meter.n)
+                if not self.reading:
+                    meter.set_description("training a tokenizer: merging", refresh=False)
+                if (told := preemption.received()) is not None:
+                    raise preemption.Paused(
+                        f"told to make room ({told.name}) while a tokenizer is trained; the same command begins it anew"
+                    )
+        except BaseException:
+            self.stopped = True
+            self.thread.join(1)  # while it reads, it ends at once; at the end of this process else
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        try:
+            self.call(self._fed())
+        except BaseException as error:
+            self.error = error
+
+    def _fed(self) -> Iterator[str]:
+        for text in self.texts:
+            for piece in pieces(text):
+                if self.stopped:
+                    raise InterruptedError
+                self.read += len(piece)
+                yield piece
+        self.reading = False
 
 
 @register_tokenizer("bpe")
@@ -134,10 +194,17 @@ class _Trained:
         return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
 
     def make(
-        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
     ) -> Tokenizer:
         def build(folder: Path) -> None:
-            (folder / _TRAINED_FILE).write_text(train(texts(), cfg.vocab_size).to_json(), encoding="utf-8")
+            (folder / _TRAINED_FILE).write_text(
+                train(texts(), cfg.vocab_size, progress).to_json(), encoding="utf-8"
+            )
 
         key = content_hash([training, self.spec(cfg)])
         folder = build_once(cache / "tokenizers", key, build, _damage_of_trained)
@@ -160,17 +227,24 @@ def _damage_of_trained(folder: Path) -> str | None:
 class _GPT2:
     def check(self, cfg: DataConfig) -> None:
         if cfg.gpt2_path is not None:
-            read_tables(*_gpt2_in(cfg.gpt2_path))
+            _tables_of(*_gpt2_in(cfg.gpt2_path))
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:
-        vocabulary, merges = read_tables(*_gpt2_files(cfg))
+        vocabulary, merges = _tables_of(*_gpt2_files(cfg))
         return {"kind": "gpt2", "tables": content_hash([vocabulary, merges])}
 
     def make(
-        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
     ) -> Tokenizer:
-        vocabulary, merges = read_tables(*_gpt2_files(cfg))
-        return BytePairTokenizer("gpt2", assemble(models.BPE(vocab=vocabulary, merges=merges)))
+        vocabulary, merges = _tables_of(*_gpt2_files(cfg))
+        made = BytePairTokenizer("gpt2", assemble(models.BPE(vocab=vocabulary, merges=merges)))
+        check_round_trip(made)
+        return made
 
 
 def _gpt2_files(cfg: DataConfig) -> tuple[Path, Path]:
@@ -227,7 +301,30 @@ def read_tables(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tu
     if not isinstance(table, dict) or SEPARATOR not in table:
         raise UserError(f"{vocabulary} is no GPT-2 vocabulary: it has no entry {SEPARATOR}")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    bad = next((pair for pair in pairs if len(pair) != 2 or "".join(pair) not in table), None)
+    bad = next((pair for pair in pairs if not _is_merge(pair, table)), None)
     if bad is not None:
         raise UserError(f"{merges} does not belong to {vocabulary}: it has the merge {' '.join(bad)!r}")
+    return table, pairs
+
+
+def _is_merge(pair: tuple[str, ...], table: dict[str, int]) -> bool:
+    return (
+        len(pair) == 2 and {*pair, "".join(pair)} <= table.keys() and SEPARATOR not in (*pair, "".join(pair))
+    )
+
+
+def _tables_of(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """`read_tables`. Raises UserError for tables that would lose text: every byte has a token, every token an id."""
+    table, pairs = read_tables(vocabulary, merges)
+    instead = "give GPT-2's own files, or train one with data.tokenizer=bpe"
+    lacking = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - table.keys())
+    if lacking:
+        raise UserError(
+            f"{vocabulary} does not give a text back: {len(lacking)} of the 256 symbols for bytes have no token, "
+            f"such as {lacking[-1]!r}; {instead}"
+        )
+    if not all(type(i) is int for i in table.values()) or sorted(table.values()) != list(range(len(table))):
+        raise UserError(
+            f"{vocabulary} must number its {len(table):,} tokens from 0 to {len(table) - 1:,}; {instead}"
+        )
     return table, pairs

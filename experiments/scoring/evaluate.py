@@ -21,7 +21,7 @@ from experiments.scoring.text import Score, count_scored, score_split
 from experiments.system.progress import Bar, Sink
 from zoo.errors import UserError, unknown
 
-TEXT_KEYS = ("name", "path", "train_path", "revision")
+TEXT_KEYS = ("name", "path", "text_column", "train_path", "revision")
 """Keys of `data` that say which text, rather than how it is cut."""
 
 

@@ -9,6 +9,7 @@ from experiments.data.sources.base import (
     Source,
     check_sizes,
     contents,
+    read_split,
     register_source,
 )
 
@@ -21,6 +22,7 @@ __all__ = [
     "check_sizes",
     "contents",
     "pydocs",
+    "read_split",
     "register_source",
     "text",
     "wikitext",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import DataConfig
+from experiments.data.pieces import has_long_words
 from zoo.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -23,7 +24,7 @@ EVALUATION_SHARE = 20
 SOURCES: dict[str, Source] = {}
 
 Contents = dict[str, dict]
-_CONTENTS_VERSION = 1
+_CONTENTS_VERSION = 2
 
 # Timestamps have a granularity of milliseconds: a file younger than this may change without a new stamp.
 _SETTLED_NS = 2_000_000_000
@@ -80,12 +81,26 @@ class Source(ABC):
         """The documents of ``split`` in their fixed order."""
 
     @abstractmethod
-    def labels(self, cfg: DataConfig) -> dict[str, str]:
-        """For each split the name a table shows; never a path of this machine."""
+    def label(self, cfg: DataConfig, split: str, read: dict[str, Any] | None = None) -> str:
+        """The name of a split as a table shows it; never a path of this machine.
 
-    def label(self, cfg: DataConfig, split: str) -> str:
-        """The name of one split, without looking for the others."""
-        return self.labels(cfg)[split]
+        read: what `read_split` found; without it nothing is called by the name of a published text that may be another.
+        """
+
+    def labels(self, cfg: DataConfig, read: Contents | None = None) -> dict[str, str]:
+        """The name of each split."""
+        return {split: self.label(cfg, split, None if read is None else read[split]) for split in SPLITS}
+
+    def origin(self, cfg: DataConfig) -> dict[str, str]:
+        """Facts about where the text came from, for the summary of a run; no paths of this machine."""
+        return {}
+
+    def confirm(self, cfg: DataConfig, read: Contents) -> None:  # noqa: B027
+        """Raise UserError where what was read is not what was asked for."""
+
+    def told(self, cfg: DataConfig, read: Contents) -> str | None:
+        """What a person should hear of the text that was read, in one line; None: nothing."""
+        return None
 
 
 def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
@@ -98,9 +113,21 @@ def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
     return register
 
 
+def fixed_part(pattern: str) -> Path:
+    """The part of a glob before its first wild card; a folder whose own name has brackets in it is none."""
+    fixed = Path()
+    for part in Path(pattern).expanduser().parts:
+        if glob.has_magic(part) and not (fixed / part).exists():
+            break
+        fixed = fixed / part
+    return fixed
+
+
 def expand_glob(pattern: str) -> list[Path]:
     """The paths that a glob (`**` included) matches, sorted."""
-    return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    fixed = fixed_part(pattern)
+    wild = Path(pattern).expanduser().relative_to(fixed)
+    return sorted(Path(name) for name in glob.glob(os.path.join(glob.escape(fixed), wild), recursive=True))
 
 
 def files_stamp(files: Iterable[Path], settled_ns: int = _SETTLED_NS) -> list[list[Any]] | None:
@@ -125,16 +152,19 @@ def refuse(cfg: DataConfig, *keys: str) -> None:
 
 
 def contents(cfg: DataConfig, keep: bool = True) -> Contents:
-    """For each split {"digest": SHA-256 of its documents in order, "bytes", "documents"}.
+    """For each split what `read_split` finds.
 
     The result of an earlier call is taken from the cache as long as the files have not changed. keep: write this one
-    there. Raises UserError for text that cannot be read, and for a text too small for ``cfg.seq_len``.
+    there. Raises UserError for text that cannot be read or is not what was asked for, and for a text too small for
+    ``cfg.seq_len``.
     """
-    stamp = SOURCES[cfg.name].stamp(cfg)
+    source = SOURCES[cfg.name]
+    stamp = source.stamp(cfg)
     file = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
     found = load_fact(file) if stamp is not None else None
     if found is None:
-        found = {split: _read(cfg, split) for split in SPLITS}
+        found = {split: read_split(cfg, split) for split in SPLITS}
+        source.confirm(cfg, found)
         if stamp is not None and keep:
             store_fact(file, found)
     # No tokenizer here makes more tokens than bytes, and one separator a document.
@@ -154,11 +184,18 @@ def check_sizes(cfg: DataConfig, sizes: dict[str, int], unit: str) -> None:
         )
 
 
-def _read(cfg: DataConfig, split: str) -> dict:
-    digest, size, documents = hashlib.sha256(), 0, 0
+def read_split(cfg: DataConfig, split: str) -> dict[str, Any]:
+    """Read a split: {"digest": SHA-256 of its documents in order, "bytes", "rows", "documents", "long_words"}.
+
+    long_words: whether tokenizers get words of it in parts (`pieces`).
+    """
+    digest, size, rows, documents, long_words = hashlib.sha256(), 0, 0, 0, False
     for document in SOURCES[cfg.name].documents(cfg, split, cache_root(cfg)):
         encoded = document.text.encode()
         digest.update(f"{len(encoded)} {document.rows}\n".encode() + encoded)
         size += len(encoded)
+        rows += document.rows
         documents += 1
-    return {"digest": digest.hexdigest(), "bytes": size, "documents": documents}
+        long_words = long_words or has_long_words(document.text)
+    counts = {"bytes": size, "rows": rows, "documents": documents}
+    return {"digest": digest.hexdigest(), **counts, "long_words": long_words}

@@ -53,7 +53,7 @@ class PyDocs(Source):
 
     def check(self, cfg: DataConfig) -> None:
         """Raise UserError for settings of other sources, and where this Python has no sources of its library."""
-        refuse(cfg, "path", "train_path", "revision")
+        refuse(cfg, "path", "text_column", "train_path", "revision")
         if not _modules() or importlib.util.find_spec("pydoc_data.topics") is None:
             raise UserError(
                 f"this Python has no sources of its standard library in {_stdlib()}; use another Python, or "
@@ -77,9 +77,9 @@ class PyDocs(Source):
                 text = json.loads(line)["text"]
                 yield Document(text, count_lines(text))
 
-    def labels(self, cfg: DataConfig) -> dict[str, str]:
+    def label(self, cfg: DataConfig, split: str, read: dict | None = None) -> str:
         """The name and Python's version, for every split."""
-        return dict.fromkeys(SPLITS, f"pydocs (Python {platform.python_version()})")
+        return f"pydocs (Python {platform.python_version()})"
 
 
 def split_of_name(name: str) -> str:

@@ -1,15 +1,14 @@
-"""Your own text: a file, a folder or a glob of UTF-8 text.
+"""Your own text: a file, a folder or a glob of UTF-8 text and of tables with a column of texts.
 
-A byte order mark at the start is dropped and line ends become a single newline; nothing else is changed.
-Files of equal content count once.
+A byte order mark at the start is dropped and line ends become a single newline; nothing else is changed. A document is
+a file, or a row of a table.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,102 +17,113 @@ from experiments.data.config import DataConfig
 from experiments.data.sources.base import (
     EVALUATION_SHARE,
     SPLITS,
+    Contents,
     Document,
     Source,
     count_lines,
-    expand_glob,
     files_stamp,
+    fixed_part,
     refuse,
     register_source,
 )
+from experiments.data.sources.text_files import (
+    Found,
+    decode_text,
+    find,
+    is_table,
+    listed,
+    read_text,
+    state,
+    texts,
+)
 from zoo.errors import UserError
 
-_SUFFIXES = (".txt", ".md")
+__all__ = ["Text", "corpus_name", "cut_text", "decode_text", "read_text", "splits_of_digests", "whole_files"]
+
+_HELD_OUT = ("test", "validation")
 _LARGEST_SHARE = 0.1
 _SHORTEST_CUT = 50
 
 
 @register_source("text")
 class Text(Source):
-    """Split rule: whole files if there are at least 20 and none holds over 10 % of the bytes, else cut each.
+    """Splits that the names of files tell (`text_files.by_split`) are taken as they are.
 
-    Whole files: by SHA-256 of their content (`splits_of_digests`). Cut: the last 5 % of every file of 50
-    characters or more is test, the 5 % before validation, at the end of a paragraph where there is one
-    (`cut_text`).
+    Those that no name tells, or all, are taken from the training text: whole documents if there are at least 20 and
+    none holds over 10 % of the bytes, else parts of each. Whole documents: by SHA-256 of their content
+    (`splits_of_digests`). Parts: the last 5 % of every document of 50 characters or more is test, the 5 % before
+    validation, at the end of a paragraph where there is one (`cut_text`). Documents of equal content count once.
     """
 
     rule = "text 1: whole files by sha256 of the content (>= 20, none > 10 %), else each 90/5/5 at paragraphs"
     at_hand = True
 
     def check(self, cfg: DataConfig) -> None:
-        """Raise UserError for settings of other sources, and where there are no files."""
+        """Raise UserError for settings of other sources, and where there are no files or no column of texts."""
         refuse(cfg, "train_path", "revision")
-        find_text(cfg)
+        find(cfg)
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
-        """Times and sizes of the files; None while one of them is new."""
-        files = files_stamp(find_text(cfg))
-        return None if files is None else {"rule": self.rule, "files": files}
+        """Times and sizes of the files and the column of tables; None while a file is new."""
+        found = find(cfg)
+        files = files_stamp(found.files)
+        return None if files is None else {"rule": self.rule, "files": files, "column": found.column}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
-        """The files of a split, or its part of every file, in the order of their paths."""
-        sizes: dict[str, int] = {}
-        first: dict[str, Path] = {}
-        for file in find_text(cfg):
-            digest, size = _measure(file, *_state(file))
-            first.setdefault(digest, file)
-            sizes[digest] = size
-        whole = len(first) >= EVALUATION_SHARE and max(sizes.values()) <= _LARGEST_SHARE * sum(sizes.values())
-        homes = splits_of_digests(list(first)) if whole else {}
-        for digest, file in first.items():
-            if whole and homes[digest] != split:
-                continue
-            text = read_text(file)
-            if not whole:
-                text = _part(text, split)
-            if text:
-                yield Document(text, count_lines(text))
-
-    def labels(self, cfg: DataConfig) -> dict[str, str]:
-        """The name of what was given, with the split."""
-        return {split: f"{corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
-
-
-def find_text(cfg: DataConfig) -> list[Path]:
-    """Files that ``data.path`` names, sorted by path. Raises UserError if there are none."""
-    if not cfg.path:
-        raise UserError(
-            "data.name=text needs data.path: a UTF-8 text file, a folder of *.txt and *.md, or a glob"
-        )
-    path = Path(cfg.path).expanduser()
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        files = [
-            Path(folder, name)
-            for folder, _, names in os.walk(path)
-            for name in names
-            if name.endswith(_SUFFIXES) and not _hidden(Path(folder, name).relative_to(path))
-        ]
-        if not files:
+        """The documents of a split, or its part of each, in the order of the paths."""
+        found = find(cfg)
+        if found.splits and "train" not in found.splits:
             raise UserError(
-                f"data.path={cfg.path}: no *.txt or *.md in this folder; for other names give a glob"
+                f"data.path={cfg.path} has text for validation and test, and none for training; give it, too, or score "
+                "a trained model on this: job=evaluate run=RUN data=text"
             )
-        return sorted(files)
-    files = [file for file in expand_glob(cfg.path) if file.is_file()]
-    if not files:
-        raise UserError(f"data.path={cfg.path}: no such file or folder, and as a glob it matches nothing")
-    return files
+        for text in _texts_of(found, split):
+            yield Document(text, count_lines(text))
+
+    def label(self, cfg: DataConfig, split: str, read: dict | None = None) -> str:
+        """The name of what was given, with the split."""
+        return f"{corpus_name(cfg.path)} ({split} part)"
+
+    def told(self, cfg: DataConfig, read: Contents) -> str:
+        """The files, where each split comes from, and what is left out."""
+        found, missing = find(cfg), _missing(find(cfg))
+        splits = [
+            f"{split} from {listed([file.name for file in files])}" for split, files in found.splits.items()
+        ]
+        if missing:
+            how = "of whole documents" if _stay_whole(found) else "of the end of each document"
+            splits.append(f"{' and '.join(missing)} {how}" + " for training" * bool(found.splits))
+        documents = ", ".join(f"{part['documents']:,} {split}" for split, part in read.items())
+        return f"{told_files(cfg, found)}; {', '.join(splits)}; documents: {documents}"
+
+
+def told_files(cfg: DataConfig, found: Found | None = None) -> str:
+    """How many files are read, and what of them and beside them is left out."""
+    found = found or find(cfg)
+    tables = [file for file in found.files if is_table(file)]
+    left_out = [f"{name} ({n:,})" if n > 1 else name for name, n in sorted(found.left_out.items())]
+    if blank := sum(not size for file in tables for _, size in _measured(file, found.column)):
+        left_out.append(f"rows without text ({blank:,})")
+    if _missing(found):
+        measured = (_measured(file, found.column) for file in _pool(found))
+        copies = Counter(digest for units in measured for digest, size in units if size)
+        if again := copies.total() - len(copies):
+            left_out.append(f"documents equal to others ({again:,})")
+    return (
+        f"data.path={cfg.path}: {len(found.files):,} file{'s' * (len(found.files) > 1)}"
+        + f", column '{found.column}'" * bool(tables)
+        + f"; left out: {listed(left_out)}" * bool(left_out)
+    )
 
 
 def whole_files(cfg: DataConfig) -> Iterator[Document]:
-    """Every file that ``data.path`` names as one document, not split; files of equal content once."""
-    seen = set()
-    for file in find_text(cfg):
-        text = read_text(file)
-        if text not in seen:
-            yield Document(text, count_lines(text))
-        seen.add(text)
+    """Every document that ``data.path`` names, not split; documents of equal content once."""
+    found, seen = find(cfg), set()
+    for file in found.files:
+        for text in texts(file, found.column):
+            if text and text not in seen:
+                yield Document(text, count_lines(text))
+            seen.add(text)
 
 
 def corpus_name(place: str) -> str:
@@ -121,55 +131,66 @@ def corpus_name(place: str) -> str:
     path = Path(place).expanduser().absolute()
     if path.exists():
         return path.name
-    fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    fixed = len(fixed_part(str(path)).parts)
     return "/".join(path.parts[max(1, fixed - 1) :])
 
 
-def read_text(file: Path) -> str:
-    """The text of ``file``. Raises UserError if it is empty or, with the offset, if it is not UTF-8."""
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from error
-    if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
-        raise UserError(f"{file} is empty; give a file with text, or a glob that leaves it out")
-    return decode_text(raw, str(file), "leave it out with a glob")
+def _missing(found: Found) -> list[str]:
+    """The splits that no file's name tells; they are taken from the training text."""
+    return [split for split in _HELD_OUT if split not in found.splits]
 
 
-def decode_text(raw: bytes, place: str, otherwise: str) -> str:
-    """The text of UTF-8 bytes, without a byte order mark, a single newline at every line end.
+def _texts_of(found: Found, split: str) -> Iterator[str]:
+    missing = _missing(found)
+    if found.splits and (split != "train" or not missing) and split not in missing:
+        for file in found.splits[split]:
+            yield from filter(None, texts(file, found.column))
+        return
+    # With one split to take, it gets the last part, and training the one before that, too.
+    home = {"train": "train", "validation": "train", "test": missing[0]}
+    if len(missing) == len(_HELD_OUT):
+        home |= {name: name for name in _HELD_OUT}
+    homes = splits_of_digests(_sizes(found)) if _stay_whole(found) else {}
+    seen: set[str] = set()
+    for file in _pool(found):
+        measured = _measured(file, found.column)
+        if homes and not any(size and home[homes[digest]] == split for digest, size in measured):
+            continue
+        for (digest, _), text in zip(measured, texts(file, found.column), strict=True):
+            if not text or digest in seen:
+                continue
+            seen.add(digest)
+            if homes:
+                part = text if home[homes[digest]] == split else ""
+            else:
+                part = "".join(_part(text, name) for name in SPLITS if home[name] == split)
+            if part:
+                yield part
 
-    place: where the bytes come from; otherwise: what a person can do besides converting them. Raises UserError with
-    the offset for bytes that are no UTF-8, and for NUL.
-    """
-    nul = raw.find(b"\0")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if nul < 0 or error.start < nul:
-            raise UserError(
-                f"{place} is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}; convert it "
-                f"(iconv -f ENCODING -t UTF-8), or {otherwise}"
-            ) from error
-    if nul >= 0:
-        raise UserError(f"{place} is binary, not text: byte {nul} is NUL; {otherwise}, or convert it")
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+def _pool(found: Found) -> list[Path]:
+    return found.splits.get("train", found.files)
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _sizes(found: Found) -> dict[str, int]:
+    """Content hash -> bytes of each document that splits are taken from."""
+    return {digest: n for file in _pool(found) for digest, n in _measured(file, found.column) if n}
 
 
-def _state(file: Path) -> tuple[int, int, int]:
-    info = file.stat()
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns
+def _stay_whole(found: Found) -> bool:
+    sizes = _sizes(found).values()
+    return len(sizes) >= EVALUATION_SHARE and max(sizes) <= _LARGEST_SHARE * sum(sizes)
+
+
+def _measured(file: Path, column: str) -> list[tuple[str, int]]:
+    """SHA-256 of each text of ``file``, and its length in bytes."""
+    return _measure(file, column, *state(file))
 
 
 @cache
-def _measure(file: Path, *_state: int) -> tuple[str, int]:
-    """SHA-256 of the text of ``file``, and its length in bytes."""
-    encoded = read_text(file).encode()
-    return hashlib.sha256(encoded).hexdigest(), len(encoded)
+def _measure(file: Path, column: str, *_state: int) -> list[tuple[str, int]]:
+    encoded = (text.encode() for text in texts(file, column))
+    return [(hashlib.sha256(text).hexdigest(), len(text)) for text in encoded]
 
 
 def _part(text: str, split: str) -> str:
@@ -178,7 +199,7 @@ def _part(text: str, split: str) -> str:
     return cut_text(text)[split]
 
 
-def splits_of_digests(digests: list[str]) -> dict[str, str]:
+def splits_of_digests(digests: Iterable[str]) -> dict[str, str]:
     """Split of each content hash: of n, the lowest ⌊n/20⌋ are test, as many again validation, the rest
     training.
 

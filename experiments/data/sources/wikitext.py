@@ -3,7 +3,8 @@
 The text is Wikipedia's, by its authors, under CC BY-SA 3.0: pass the attribution and the licence on with any
 text you pass on. Nothing of it is kept in this repository; it is read from the hub under its public name, or
 from a local folder in the same layout. A training split given by `data.train_path` replaces the genuine one:
-perplexities then compare with each other, never with published ones, and every label says so.
+perplexities then compare with each other, never with published ones, and every label says so. Text is called by the
+public name where it is what was published, by its rows, its bytes and, as far as known, its digest.
 """
 
 from __future__ import annotations
@@ -15,12 +16,37 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.config import DataConfig
-from experiments.data.sources.base import SPLITS, Document, Source, files_stamp, register_source
-from experiments.data.sources.parquet import check_parquet, find_parquet, read_rows
+from experiments.data.sources.base import (
+    SPLITS,
+    Contents,
+    Document,
+    Source,
+    files_stamp,
+    refuse,
+    register_source,
+)
+from experiments.data.sources.parquet import find_parquet
+from experiments.data.sources.tables import NoColumn, check_table, read_table
 from zoo.errors import UserError
 
 REPOSITORY = "Salesforce/wikitext"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
+_COLUMN = "text"
+_COMMIT = re.compile(r"@([0-9a-f]{40})/")
+_BYTES_OFF = 1e-4
+"""By how much bytes may differ from those published: the hub's card counts them with the bytes of its own tables."""
+
+_EVALUATION = {"validation": (3_760, 1_144_248), "test": (4_358, 1_287_656)}
+_PUBLISHED = {
+    "wikitext-103-raw-v1": {"train": (1_801_350, 539_295_549), **_EVALUATION},
+    "wikitext-2-raw-v1": {"train": (36_718, 10_914_845), **_EVALUATION},
+}
+"""Rows of each split and the bytes of its text, at REVISION."""
+
+_DIGESTS = {
+    ("wikitext-103-raw-v1", "validation"): "a27b07e47c5a0d1a5a25bc6211b079b48dd5bb9db7682d0ee6809c0db538d057",
+    ("wikitext-103-raw-v1", "test"): "17aee9d870cd62461e37a197477f0d110b84bd45451b05b030227c9d3690edc5",
+}
 
 
 class WikiText(Source):
@@ -37,11 +63,15 @@ class WikiText(Source):
 
     def check_splits(self, cfg: DataConfig, splits: Sequence[str]) -> None:
         """Raise UserError as `check` does, of these splits alone: a folder to score on needs no training split."""
+        refuse(cfg, "text_column")
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
         for split in splits:
             for file in self._files(cfg, split) or ():
-                check_parquet(file)
+                try:
+                    check_table(file, _COLUMN)
+                except NoColumn as error:
+                    raise UserError(f"{error}; WikiText's layout has") from error
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
         """Times and sizes of local files, repository and commit of those on the hub."""
@@ -54,19 +84,61 @@ class WikiText(Source):
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
         """The articles of a split."""
         files = self._files(cfg, split)
-        return articles([self._hub_rows(cfg, split)] if files is None else map(read_rows, files))
+        if files is None:
+            return articles([self._hub_rows(cfg, split)])
+        return articles((row or "" for row in read_table(file, _COLUMN)) for file in files)
 
-    def labels(self, cfg: DataConfig) -> dict[str, str]:
-        """The data set and the split; for another training text the names of its files."""
-        labels = {split: f"{self.folder} {split}" for split in SPLITS}
-        if cfg.train_path is not None:
-            stems = [re.sub(r"-\d+-of-\d+$", "", file.stem) for file in self._files(cfg, "train")]
-            labels["train"] = " + ".join(dict.fromkeys(stems))
-        return labels
+    def label(self, cfg: DataConfig, split: str, read: dict | None = None) -> str:
+        """The data set and the split where that is what was read; else the names of the files, or the revision."""
+        files = self._files(cfg, split)
+        if self._is_published(split, read) or (files is None and cfg.revision in (None, REVISION)):
+            return f"{self.folder} {split}"
+        if files is None:
+            return f"{self.folder} {split} of revision {cfg.revision[:12]}"
+        stems = " + ".join(dict.fromkeys(re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files))
+        own = split == "train" and cfg.train_path is not None and self.folder not in stems
+        rows = "" if read is None else f"{read['rows']:,} rows, "
+        return stems if own else f"{stems.replace(self.folder, 'text')} ({rows}not as published)"
 
-    def label(self, cfg: DataConfig, split: str) -> str:
-        """The data set and the split."""
-        return self.labels(cfg)[split] if split == "train" else f"{self.folder} {split}"
+    def confirm(self, cfg: DataConfig, read: Contents) -> None:
+        """Raise UserError where the hub's pinned text was asked for, and another one came (from a cache, say)."""
+        for split, part in read.items():
+            if (
+                cfg.revision in (None, REVISION)
+                and self._files(cfg, split) is None
+                and not self._is_published(split, part)
+            ):
+                raise self._another(cfg, f"{split} has {part['rows']:,} rows and {part['bytes']:,} bytes")
+
+    def told(self, cfg: DataConfig, read: Contents) -> str | None:
+        """The splits of data.path that are not what was published."""
+        own = [s for s in SPLITS if (cfg.train_path is None or s != "train") and self._files(cfg, s)]
+        names = [self.label(cfg, s, read[s]) for s in own if not self._is_published(s, read[s])]
+        if not names:
+            return None
+        return (
+            f"data.path={cfg.path} is not {self.folder} as published; its text is called {', '.join(names)}"
+        )
+
+    def origin(self, cfg: DataConfig) -> dict[str, str]:
+        """The revision, of what the hub gave."""
+        hub = any(self._files(cfg, split) is None for split in SPLITS)
+        return {"revision": cfg.revision or REVISION} if hub else {}
+
+    def _is_published(self, split: str, read: dict | None) -> bool:
+        if read is None:
+            return False
+        rows, size = _PUBLISHED[self.folder][split]
+        alike = read["rows"] == rows and abs(read["bytes"] - size) <= _BYTES_OFF * size
+        return alike and read["digest"] == _DIGESTS.get((self.folder, split), read["digest"])
+
+    def _another(self, cfg: DataConfig, what: str) -> UserError:
+        repository, folder, revision = self._hub(cfg)
+        return UserError(
+            f"{repository} ({folder}) was asked for at revision {revision[:12]}, and another text came: {what}; the "
+            "package datasets takes any copy from its cache where it cannot reach the hub: connect, remove "
+            "that copy, or give a local folder with data.path=FOLDER"
+        )
 
     def _files(self, cfg: DataConfig, split: str) -> list[Path] | None:
         """Local files of ``split``; None if it comes from the hub."""
@@ -109,6 +181,11 @@ class WikiText(Source):
         except (OSError, ValueError) as error:
             words = str(error).splitlines()[0]
             raise UserError(f"cannot get {repository} ({folder}) from the hub: {words}; {local}") from error
+        came = _COMMIT.search(
+            " ".join(getattr(getattr(rows, "info", None), "download_checksums", None) or {})
+        )
+        if came and re.fullmatch(r"[0-9a-f]{40}", revision) and came[1] != revision:
+            raise self._another(cfg, f"it is of revision {came[1][:12]}")
         for batch in rows.iter(batch_size=16384):
             yield from batch["text"]
 
