@@ -7,13 +7,18 @@ from experiments.jobs import Job
 from experiments.system import interrupts
 
 
+def runs_of(config) -> str:
+    """The experiment that report and publish are of: what runs= names, or that of name=."""
+    return config.runs or f"{config.results}/{config.name}"
+
+
 def report(config) -> None:
     """Compare the runs of an experiment on one HTML page. Raises UserError where its runs cannot be read."""
     with interrupts.loading():
         from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
 
-    runs = config.runs or f"{config.results}/{config.name}"
+    runs = runs_of(config)
     try:
         print(comparison_text(load_results(runs), config.baseline))
         print(f"report: {write_report(runs, workers=config.sweep.workers, baseline=config.baseline)}")
@@ -32,7 +37,7 @@ def publish(config) -> None:
     from experiments.system import machine
     from zoo import UserError
 
-    runs = config.runs or f"{config.results}/{config.name}"
+    runs = runs_of(config)
     try:
         publication = Publication(
             config.question,
@@ -179,6 +184,7 @@ JOBS = [
         report,
         reads=("runs",),
         needs="runs=results/NAME",
+        place=runs_of,
     ),
     Job(
         "publish",
@@ -186,14 +192,21 @@ JOBS = [
         publish,
         reads=("runs",),
         needs='runs=results/NAME question="..."',
+        place=runs_of,
     ),
     Job(
         "claims",
         "the source documents' claims, each with what was measured and a verdict",
         claims,
         reads=("runs",),
+        place=lambda config: None if config.claims else config.results,
     ),
-    Job("headlines", "the papers' headlines, each with its number, interval and verdict", headlines),
+    Job(
+        "headlines",
+        "the papers' headlines, each with its number, interval and verdict",
+        headlines,
+        place=lambda config: config.results,
+    ),
 ]
 AFTER = {
     "compare": report,

@@ -73,6 +73,7 @@ def perform(configs: list[Config], after: AfterJob) -> None:
         together(configs)
         _after(configs[0], after)
         return
+    _refuse_overwriting(configs, jobs)
     for config in configs:
         jobs[config.job].run(config)
         _after(config, after)
@@ -85,6 +86,19 @@ def _refuse_unread(config: Config, job: Job) -> None:
         if key in config.given and key not in job.reads:
             instead = f"give {places[0]}=..." if places and key != "dry" else "leave it out"
             raise UserError(f"job={job.name} does not read {key}=; {instead}")
+
+
+def _refuse_overwriting(configs: list[Config], jobs: Mapping[str, Job]) -> None:
+    """Refuse a sweep of which the last results alone would stay. Raises UserError."""
+    places = [
+        (config.job, place) for config in configs if (place := jobs[config.job].place(config)) is not None
+    ]
+    for job, place in places:
+        if places.count((job, place)) > 1:
+            raise UserError(
+                f"the sweep would write {place} again and again, and only the last results of job={job} would stay; give "
+                "one value a command"
+            )
 
 
 def spelled_out(words: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.configuration import schema
+from experiments.configuration import hydra_settings, schema
 from experiments.configuration.schema import Config
 from experiments.configuration.unused_options import OPTIONS, unused_options
 from experiments.data import TASKS, resolve_task
@@ -40,7 +42,8 @@ def compose(
     An empty list where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: returns the lines
     of --help about jobs; called only for --help; notify: called with a line for each option that no cell uses.
 
-    Raises UserError for mistakes that Hydra states by a plain ValueError, and Hydra's own errors for others.
+    Raises UserError for a sweep of no cells, for what Hydra would take and ignore (`hydra_settings`) and for mistakes
+    that it states by a plain ValueError, and Hydra's own errors for others.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
@@ -56,32 +59,39 @@ def compose(
     OmegaConf.register_new_resolver("for_size", for_size, replace=True)
     OmegaConf.register_new_resolver("headlines", lambda: ",".join(headlines()), replace=True)
     composed: list[DictConfig] = []
-    chosen: list[DictConfig] = []
-    words: list[str] = []
+    settings: list[DictConfig] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def collect(node: DictConfig) -> None:
-        words.extend(HydraConfig.get().overrides.task)
-        chosen.append(HydraConfig.get().runtime.choices)
+        settings.append(HydraConfig.get())
         composed.append(node)  # nothing that can fail, or Hydra would print about it
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
-        os.environ["ARCHZOO_SWEEP_FOLDER"] = folder
+        os.environ[hydra_settings.SWEEP_FOLDER] = folder
+        flags = hydra_settings.read_command(sys.argv[1:])
+        hydra_settings.check_plugins()
         try:
             collect()
         except SystemExit as end:  # after --help
             if end.code:
                 raise
+        except hydra_settings.Refused as refusal:
+            raise UserError(str(refusal)) from None
         except ValueError as error:
             if (line := _explained(error)) is None:
                 raise
             raise UserError(line) from error
-    for choices in chosen:
-        check_recipe(choices.recipe, choices.data)
+    if not (composed or hydra_settings.shows(flags)):
+        raise hydra_settings.no_cells(flags.overrides)
+    if flags.run and settings and settings[0].mode == RunMode.MULTIRUN:
+        raise UserError("--run is for one run, and this is a sweep; leave --run out, or give hydra.mode=RUN")
+    for hydra_node in settings:
+        check_recipe(hydra_node.runtime.choices.get("recipe"), hydra_node.runtime.choices.get("data"))
     configs = [to_config(node) for node in composed]
+    words = [word for hydra_node in settings for word in hydra_node.overrides.task]
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
-    for config in configs:
-        config.given = given
+    for config, hydra_node in zip(configs, settings, strict=True):
+        config.given, config.overrides = given, tuple(hydra_node.overrides.task)
     if notify and any(key.startswith(OPTIONS) for key in given):
         for line in unused_options(words, configs):
             notify(line)
@@ -90,8 +100,8 @@ def compose(
 
 def _explained(error: ValueError) -> str | None:
     """Explain a plain ValueError of Hydra's, about its flags or choices, with the remedy; None for anything else."""
-    if str(error).startswith("Only one of --"):
-        return f"{error}; leave --multirun out to see a configuration"
+    if str(error).startswith(("Only one of --", "Expecting one subcommand", "No completion plugin")):
+        return str(error)
     if str(error).startswith("Config group override"):  # model=null, size=1
         return (
             "model, size, data, recipe and +experiment each take the name of a choice (job=list shows them); leave out "
@@ -100,7 +110,7 @@ def _explained(error: ValueError) -> str | None:
     return None
 
 
-def check_recipe(recipe: str | None, data: str) -> None:
+def check_recipe(recipe: str | None, data: str | None) -> None:
     """Refuse a recipe that has nothing for the data. Raises UserError."""
     known = sorted(path.stem for path in (CONF / "recipe" / str(recipe)).glob("*.yaml"))
     if recipe is not None and data not in known:
@@ -125,6 +135,8 @@ def to_config(node: DictConfig) -> Config:
     Raises ConfigKeyError for keys added with a plus, and UserError for keys that its task has no use for.
     """
     config: Config = OmegaConf.to_object(node)  # type: ignore[assignment]
+    if not isinstance(config, Config):
+        raise UserError("the file of --config-name has no schema; begin it with `defaults: [config, _self_]`")
     if _has_more_than_fields(config):  # merging, ten times as slow, names the key
         OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.to_container(node, resolve=True))
     if config.data.name in TASKS:

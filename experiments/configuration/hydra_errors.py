@@ -9,6 +9,7 @@ import re
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.configuration import hydra_settings
 from experiments.data import TASKS
 from zoo import registry
 from zoo.config import QUOTING
@@ -23,7 +24,7 @@ def explain(error: BaseException) -> str:
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
     if block := _unusable_options():
         return block
-    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_null, _no_list, _bad_syntax):
+    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_null, _no_list, _no_values, _bad_syntax):
         line = rule(text, cause)
         if line:
             return line
@@ -54,6 +55,8 @@ def _unknown_choice(text: str, cause: str) -> str | None:
     if not found:
         return None
     group, name = found.groups()
+    if group.startswith("hydra/"):
+        return f"{group}={name} is not here: {hydra_settings.way(group)}"
     options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
     return (
         str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
@@ -128,6 +131,13 @@ def _no_null(text: str, cause: str) -> str | None:
     found = re.search(r"field '[^']+' is not Optional", f"{cause} {text}")
     key = re.search(r"full_key: (\S+)", f"{cause} {text}")
     return f"{key.group(1)} cannot be null; leave it out for its default" if found and key else None
+
+
+def _no_values(text: str, cause: str) -> str | None:
+    """`optim.lr=interval(1e-4,1e-2)`: a range of numbers, from which another sweeper would draw."""
+    if "does not support sweep type" not in text:
+        return None
+    return f"interval(...) names no values; {hydra_settings.way('hydra/sweeper')}"
 
 
 def _bad_syntax(text: str, cause: str) -> str | None:

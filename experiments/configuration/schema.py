@@ -337,8 +337,9 @@ class Config:
     block: job=verdict, the block to be judged: a mixer, a residual scheme or a channel mixer.
     show: job=list, the one part to print: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
     claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
-    dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing; job=compare and
-        papers, print what the comparisons will cost and train nothing. Other jobs refuse it.
+    dry: job=train, list the cells with their run folders and how far they are; job=compare and papers, print what the
+        comparisons will cost; suite=kernels, print bytes, FLOPs and roofline times of the kernels. Nothing is trained
+        or measured. Other jobs refuse it.
     match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
         "flops" (a token's forward pass), by the channel mixer's hidden width; "state" (bytes of decode state), by the
         mixers' head widths; "state+params" or "state+flops": one after the other (null: widths as they are).
@@ -347,6 +348,9 @@ class Config:
 
     given: ClassVar[frozenset[str]] = frozenset()
     """Keys that the command line set, of a configuration that `compose` made."""
+
+    overrides: ClassVar[tuple[str, ...]] = ()
+    """Words of the command line, and of an experiment's sweep, that `compose` made the configuration of."""
 
     job: str = "train"
     name: str = "default"

@@ -24,7 +24,8 @@ class Job:
     name: as in job=NAME; help: a line of description; needs: its required keys, as typed; reads: which of run, runs
     and dry it reads (the command line refuses the others, which would do something else than what is meant).
     run: does it for one configuration. run_sweep: does it for all configurations of a --multirun together; None: `run`
-    is called for one after the other.
+    is called for one after the other, and `place` says where each writes its results, so that none is overwritten
+    (it returns None where nothing is written).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Job:
     needs: str = ""
     reads: tuple[str, ...] = ()
     run_sweep: Callable[[list[Config]], None] | None = None
+    place: Callable[[Config], object] = lambda config: None
 
 
 _handed_over: dict[str, Job] = {}

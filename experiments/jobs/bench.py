@@ -5,7 +5,7 @@ suite=kernels dry=true only counts: bytes, FLOPs and roofline time of every kern
 
 from __future__ import annotations
 
-from experiments.bench import roofline
+from experiments.bench import result_table, roofline
 from experiments.bench.run_suite import SUITES, run_suite
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
@@ -49,4 +49,10 @@ def _check(config: Config) -> None:
         raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
 
 
-JOB = Job("bench", f"measure speed and memory: suite={' | '.join(SUITES)}", run, reads=("dry",))
+JOB = Job(
+    "bench",
+    f"measure speed and memory: suite={' | '.join(SUITES)}",
+    run,
+    reads=("dry",),
+    place=lambda config: None if config.dry else result_table.table_path(config),
+)

@@ -62,12 +62,15 @@ def checked(configs: list[Config]) -> list[Selection]:
         from experiments.compare.compared_models import named_models
         from experiments.compare.length_generalization import longer_tasks
         from experiments.compare.select import start
+        from experiments.planning.outside_identity import refuse_lost_values
 
     configs = [made for config in configs for made in named_models(config)]
     _check(configs)
     for config in configs:
         longer_tasks(config)
-    return start(configs)
+    selections = start(configs)
+    refuse_lost_values(trial.planned for selection in selections for trial in selection.trials)
+    return selections
 
 
 def _check(configs: list[Config]) -> None:

@@ -110,4 +110,5 @@ JOB = Job(
     run,
     reads=("run",),
     needs="run=results/NAME/RUN generate.prompt='...'",
+    place=lambda config: config.generate.out,
 )

@@ -72,4 +72,9 @@ def _perform(name: str, settings: Settings, done: Record) -> None:
         done.add(name, {"seconds": round(seconds, 1), "versions": machine.versions()})
 
 
-JOB = Job("gpu", "everything that needs a GPU, in resumable stages (make gpu)", run)
+JOB = Job(
+    "gpu",
+    "everything that needs a GPU, in resumable stages (make gpu)",
+    run,
+    place=lambda config: f"{Settings.of(config).folder} {config.gpu.stage or ''}".strip(),
+)

@@ -108,4 +108,5 @@ JOB = Job(
     run,
     reads=("run", "runs"),
     needs="runs=results/NAME or run=results/NAME/RUN",
+    place=lambda config: config.run or config.runs,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
+from experiments.planning.outside_identity import tell_other_settings
 from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import SUMMARY
 from experiments.scoring.text import format_metrics
@@ -13,12 +14,16 @@ from experiments.training.execute import execute
 
 
 def run(config: Config) -> None:
-    """Train, unless the run is complete already; print its test metrics. Other engines take it as a sweep of one."""
-    if config.sweep.engine != "pool":
+    """Train, unless the run is complete already; print its test metrics. Other engines take it as a sweep of one.
+
+    With dry=true only say how far it is.
+    """
+    if config.dry or config.sweep.engine != "pool":
         run_sweep([config])
         return
     planned = plan(config)
     tell_changed([planned])
+    tell_other_settings([planned])
     bar = Bar(planned.title, config.trainer.progress)
     try:
         if not execute(planned, bar):
@@ -29,11 +34,14 @@ def run(config: Config) -> None:
 
 
 def run_sweep(configs: list[Config]) -> None:
-    """Train all cells of a sweep that are not complete, `sweep.workers` at a time."""
+    """Train all cells of a sweep that are not complete, `sweep.workers` at a time; with dry=true only list them."""
     with interrupts.loading():
-        from experiments.sweeps import sweep
+        from experiments.sweeps import listing, sweep
 
-    sweep.run_sweep(configs)
+    if configs[0].dry:
+        listing.list_cells(configs)
+    else:
+        sweep.run_sweep(configs)
 
 
 def _report(planned: Plan) -> str:
@@ -53,5 +61,6 @@ JOB = Job(
     "train",
     "train one model (with --multirun: a sweep) and score it on held-out text",
     run,
+    reads=("dry",),
     run_sweep=run_sweep,
 )

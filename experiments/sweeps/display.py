@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 from tqdm import tqdm
 
 from experiments.configuration.compose import short_labels
+from experiments.planning.outside_identity import leaves
 from experiments.planning.plan import Plan
 from experiments.system.progress import MIN_SECONDS
 
@@ -35,7 +34,7 @@ def _labels(plans: list[Plan]) -> list[str]:
 
 
 def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
-    settings = {p.run: dict(_leaves(dataclasses.asdict(p.config))) for p in plans}
+    settings = {p.run: dict(leaves(dataclasses.asdict(p.config))) for p in plans}
     named = dict(zip(settings, titles, strict=True))
     names = {}
     for run, title in named.items():
@@ -47,14 +46,6 @@ def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
         ]
         names[run] = " ".join([title, *apart])
     return names
-
-
-def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 class SweepDisplay:

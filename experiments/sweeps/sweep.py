@@ -13,6 +13,7 @@ from experiments.data.cache import cache_root
 from experiments.engines.choose import make_engine
 from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
 from experiments.parallel.group import pick_device
+from experiments.planning.outside_identity import refuse_lost_values, tell_other_settings
 from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import RunFailed, RunPaused
 from experiments.sweeps.display import SweepDisplay, cell_names
@@ -25,8 +26,7 @@ def run_sweep(configs: list[Config]) -> None:
     Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two
     folders they are refused.
     """
-    plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
-    _refuse_copies(plans)
+    plans = list({p.folder.path: p for p in checked(configs)}.values())
     try:
         failed = train_all(plans)
     except CellsLeft as left:  # as the command said
@@ -41,12 +41,20 @@ def run_sweep(configs: list[Config]) -> None:
         )
 
 
+def checked(configs: list[Config]) -> list[Plan]:
+    """The plan of every cell. Raises UserError for mistakes, and for cells that would overwrite each other's values."""
+    plans = [plan(config) for config in configs]
+    refuse_lost_values(plans)
+    _refuse_copies(plans)
+    return plans
+
+
 def _refuse_copies(plans: list[Plan]) -> None:
     """Raise UserError for cells that differ in nothing but their folder: they would be one run, trained twice."""
     first: dict[str, Plan] = {}
     for planned in plans:
         other = first.setdefault(planned.run, planned)
-        if other is not planned:
+        if other.folder != planned.folder:
             raise UserError(
                 f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
                 "(name, results); give the sweep one name and sweep over settings"
@@ -61,6 +69,7 @@ def train_all(plans: list[Plan]) -> list[Plan]:
     todo = [p for p in plans if not p.done]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     tell_changed(plans)
+    tell_other_settings(plans)
     if not todo:
         return []
     engine = make_engine(todo)  # before any work: it may not be here
