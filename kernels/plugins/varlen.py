@@ -8,24 +8,37 @@ import torch
 from torch import Tensor
 
 from kernels.plugins.limits import flash_refuses
+from kernels.plugins.lookup import look_up
 
-_BUILT_FOR_GPUS = torch.version.cuda is not None
-if _BUILT_FOR_GPUS:  # the import takes seconds, and no CPU build can use it
-    from torch.nn.attention.varlen import varlen_attn
-
-# Its options grew over releases: windows and grouped heads are not in every one.
-_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters) if _BUILT_FOR_GPUS else frozenset()
+MODULE, FUNCTION = "torch.nn.attention.varlen", "varlen_attn"
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str | None:
     """The reason why varlen_attn cannot take q, k [..., H, K] and v [..., Hkv, V]; None if it can."""
-    if not _BUILT_FOR_GPUS:
-        return "this PyTorch is a CPU build, and varlen_attn needs CUDA"
-    if window is not None and "window_size" not in _OPTIONS:
+    reason = flash_refuses(q, k, v) or unusable(q.device)
+    if reason is None and window is not None and "window_size" not in _options():
         return "this PyTorch's varlen_attn has no sliding window"
-    if "scale" not in _OPTIONS:
-        return "this PyTorch's varlen_attn has no scale"
-    return flash_refuses(q, k, v)
+    return reason
+
+
+@torch.compiler.assume_constant_result
+def unusable(device: torch.device) -> str | None:
+    """The reason why varlen_attn serves nothing on a device; None if it serves something."""
+    if device.type != "cuda":
+        return f"varlen_attn needs a CUDA device, got {device.type}"
+    if torch.version.cuda is None:
+        return "this PyTorch is not built for CUDA, which varlen_attn needs"
+    # Imported here: that takes seconds.
+    _, why = look_up(MODULE, FUNCTION)
+    if why is not None:
+        return f"{MODULE} {why}"
+    return None if "scale" in _options() else "this PyTorch's varlen_attn has no scale"
+
+
+@torch.compiler.assume_constant_result
+def _options() -> tuple[str, ...]:
+    """The names of its arguments, which grew over releases: windows and grouped heads are not in every one."""
+    return tuple(inspect.signature(look_up(MODULE, FUNCTION)[0]).parameters)
 
 
 def packed_attention(
@@ -42,17 +55,20 @@ def packed_attention(
     scale: float,
 ) -> Tensor:
     """Attention over packed sequences: q [Mq, H, K], k, v [Mk, Hkv, K], cu int32 [N+1] -> [Mq, H, K]."""
-    options = {"scale": scale, **_masking(causal, window)}
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = _options()
+    options = {"scale": scale, **_masking(causal, window, known)}
     if q.shape[1] != k.shape[1]:
-        if "enable_gqa" in _OPTIONS:
+        if "enable_gqa" in known:
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options)
 
 
-def _masking(causal: bool, window: int | None) -> dict:
-    if "window_size" not in _OPTIONS:
+def _masking(causal: bool, window: int | None, known: tuple[str, ...]) -> dict:
+    if "window_size" not in known:
         return {"is_causal": causal}
     if not causal:
         return {"window_size": (-1, -1)}

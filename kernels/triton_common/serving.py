@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -17,14 +16,24 @@ MAX_WIDTH = 256
 """The widest head that a tile holds; narrower ones need not be powers of two."""
 
 
+@torch.compiler.assume_constant_result
+def fault() -> str | None:
+    """Return why there is no Triton in this process; None if there is."""
+    return _fault()
+
+
 @functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _fault() -> str | None:
+    try:
+        importlib.import_module("triton")
+    except Exception as error:  # it may be missing, or lack a part of its own
+        return f"triton cannot be imported ({error}); pip install triton"
+    return None
 
 
 def interpreted() -> bool:
     """Say whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
-    if not _installed():
+    if fault() is not None:
         return False
     import triton
 
@@ -36,8 +45,8 @@ def refusal(*tensors: Tensor | None, widths: tuple[int, ...] = ()) -> str | None
 
     widths: sizes that a tile has to hold whole, such as head widths.
     """
-    if not _installed():
-        return "the triton package is not installed"
+    if (reason := fault()) is not None:
+        return reason
     for x in tensors:
         if x is not None and x.is_floating_point() and (reason := _refuses_one(x)):
             return reason

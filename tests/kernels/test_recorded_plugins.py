@@ -1,21 +1,20 @@
 """Libraries for GPUs, asked without one: what they refuse, and what they are given."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support import recorded
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen as torch_varlen
 
 from kernels import attention
 from kernels.dispatch import never
 from kernels.ops.attention import OPERATION as ATTENTION
 from kernels.ops.timeline_attention import OPERATION as TIMELINES
-from kernels.plugins import flash, limits, varlen
+from kernels.plugins import limits, varlen
 
 FOLDER = Path(__file__).parent / "recorded"
 SHAPES = (
@@ -28,25 +27,27 @@ SHAPES = (
     ("the widest", (1, 4, 2, 256), (1, 4, 2, 256), torch.bfloat16, "cuda"),
     ("too wide", (1, 4, 2, 264), (1, 4, 2, 264), torch.bfloat16, "cuda"),
 )
-ALL_OPTIONS = frozenset(("window_size", "scale", "enable_gqa"))
+ALL_OPTIONS = ("enable_gqa", "scale", "window_size")
 
 
 def of_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(varlen, "_BUILT_FOR_GPUS", True)
-    monkeypatch.setattr(varlen, "_OPTIONS", ALL_OPTIONS)
-    monkeypatch.setattr(flash, "_INSTALLED", True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(varlen, "_options", lambda: ALL_OPTIONS)
     with FakeTensorMode():
         for title, qk, v, dtype, device in SHAPES:
             given = [torch.empty(size, dtype=dtype, device=device) for size in (qk, qk, v)]
-            yield f"{title}: {limits.flash_refuses(*given)}; {flash.refuses(*given)}; {varlen.refuses(*given)}"
+            yield f"{title}: {limits.flash_refuses(*given)}; {varlen.refuses(*given)}"
         given = [torch.empty(SHAPES[0][1], dtype=torch.bfloat16, device="cuda") for _ in range(3)]
-        for missing in sorted(ALL_OPTIONS):
-            monkeypatch.setattr(varlen, "_OPTIONS", ALL_OPTIONS - {missing})
+        for missing in ALL_OPTIONS:
+            monkeypatch.setattr(varlen, "_options", lambda missing=missing: without(missing))
             yield f"without {missing}: {varlen.refuses(*given)}, under a window {varlen.refuses(*given, 4)}"
-    monkeypatch.setattr(flash, "_INSTALLED", False)
-    monkeypatch.setattr(varlen, "_BUILT_FOR_GPUS", False)
-    yield f"not there: {flash.refuses(*given)}; {varlen.refuses(*given)}"
+        monkeypatch.setattr(torch.version, "cuda", None)
+        yield f"not there: {varlen.refuses(*given)}"
     yield from handed_on(monkeypatch)
+
+
+def without(missing: str) -> tuple[str, ...]:
+    return tuple(name for name in ALL_OPTIONS if name != missing)
 
 
 def handed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -60,18 +61,14 @@ def handed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         )
         return q
 
-    monkeypatch.setattr(varlen, "varlen_attn", library, raising=False)
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=library))
+    monkeypatch.setattr(torch_varlen, "varlen_attn", library)
     q, k, cu = torch.zeros(5, 4, 8), torch.arange(2.0)[None, :, None].expand(5, 2, 8), torch.tensor([0, 2, 5])
-    for available in (ALL_OPTIONS, ALL_OPTIONS - {"window_size"}, ALL_OPTIONS - {"enable_gqa"}):
-        monkeypatch.setattr(varlen, "_OPTIONS", available)
+    for available in (ALL_OPTIONS, without("window_size"), without("enable_gqa")):
+        monkeypatch.setattr(varlen, "_options", lambda available=available: available)
         for causal, window in ((True, None), (True, 3), (False, None)):
             options = {"causal": causal, "window": window, "scale": 0.5}
             varlen.packed_attention(q, k, k, cu, cu, 3, 3, **options)
-            yield f"varlen, {sorted(available)}, causal {causal}, window {window}: {calls.pop()}"
-            if available is ALL_OPTIONS:
-                flash.packed_attention(q, k, k, cu, cu, 3, 3, **options)
-                yield f"flash, causal {causal}, window {window}: {calls.pop()}"
+            yield f"varlen, {list(available)}, causal {causal}, window {window}: {calls.pop()}"
     varlen.packed_attention(q, q, q, cu, cu, 3, 3, causal=True, window=None, scale=0.5)
     yield f"as many heads: {calls.pop()[:40]}"
     yield f"{ATTENTION.backends} {TIMELINES.backends}"

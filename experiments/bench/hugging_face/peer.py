@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.bench.decoding import tensors_in
 from experiments.bench.hugging_face.architectures import MAKE, family_of
@@ -18,6 +19,8 @@ CLOSE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """The largest error of logits, relative to theirs in the root mean square, by the precision of matrix products."""
 BEGUN = 8
 """Tokens that are read for the layout of a cache, which is then made longer."""
+CACHE_NAMES = ("cache", "past_key_values")
+"""What a forward takes its cache by and returns it by: since version 5.24, and before."""
 
 
 class NoPeer(Exception):
@@ -40,18 +43,28 @@ class Peer:
             self.model = MAKE[self.family](model).to(device)
         except ImportError as error:
             raise NoPeer(f"transformers cannot be imported here ({error}); pip install '.[peers]'") from error
+        self.cache_name = _cache_name(self.model)
         _check_logits(model, self, precision)
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Read prompts int64 [B, T]: (logits after the last token [B, V], the cache)."""
+        """Read prompts int64 [B, T]: (logits after the last token [B, V], the cache).
+
+        Raises NoPeer for a cache of another kind than `DynamicCache`.
+        """
         out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1], out.past_key_values
+        cache = getattr(out, self.cache_name)
+        if not hasattr(cache, "layers"):
+            raise NoPeer(
+                f"its cache of kind {type(cache).__name__} has no layers; pip install 'transformers>=5.5'"
+            )
+        return out.logits[:, -1], cache
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: Any) -> Tensor:
         """One token a sequence: tokens int64 [B] -> logits [B, V]; the cache grows."""
-        out = self.model(input_ids=tokens[:, None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        past = {self.cache_name: cache}
+        out = self.model(input_ids=tokens[:, None], use_cache=True, logits_to_keep=1, **past)
         return out.logits[:, -1]
 
     def cache_after(self, tokens: int, batch: int) -> Any:
@@ -70,6 +83,15 @@ class Peer:
             sum(x.nbytes for x in tensors_in(self.cache_after(n, 1).layers)) for n in (BEGUN, 2 * BEGUN)
         )
         return batch * (one + (two - one) * (tokens - BEGUN) // BEGUN)
+
+
+def _cache_name(model: nn.Module) -> str:
+    """The name that a model has for its cache. Raises NoPeer where it lacks a word of ours: it would drop it unsaid."""
+    takes = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in takes), " or ".join(CACHE_NAMES))
+    if missing := [word for word in ("input_ids", "use_cache", "logits_to_keep", name) if word not in takes]:
+        raise NoPeer(f"{type(model).__name__}.forward of this transformers takes no {', '.join(missing)}")
+    return name
 
 
 def _lengthen(x: Tensor, tokens: int) -> Tensor:

@@ -8,57 +8,53 @@ nsa_attention pools its blocks by the mean, with keys and values that all branch
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from experiments.bench.cases.attention import NSA
 from experiments.bench.cases.call import Call
-from experiments.bench.peers.shared import Make, needs
+from experiments.bench.peers.shared import Make, needs, of_library
+from kernels.plugins.lookup import look_up
 
 
 def refuses(device: torch.device) -> str | None:
     """Why flash-linear-attention cannot be used on this device; None if it can."""
-    return needs("fla", device)
+    # Not `fla` itself: that imports where what it needs is missing, and nothing of it can be used.
+    return needs("fla.ops", device)
 
 
 def _kda(calls: list[Call]) -> Callable[[], Any]:
-    from fla.ops.kda import chunk_kda
-
+    chunk_kda = of_library(("fla.ops.kda", "chunk_kda"))
     return lambda: chunk_kda(*calls[0].arguments)
 
 
 def _gated_delta(calls: list[Call]) -> Callable[[], Any]:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
+    chunk_gated_delta_rule = of_library(("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"))
     return lambda: chunk_gated_delta_rule(*calls[0].arguments)
 
 
 def _kda_step(calls: list[Call]) -> Callable[[], Any]:
-    from fla.ops.kda import fused_recurrent_kda
-
+    fused_recurrent_kda = of_library(("fla.ops.kda", "fused_recurrent_kda"))
     return lambda: fused_recurrent_kda(*calls[0].arguments, **calls[0].options)
 
 
 def _path(calls: list[Call]) -> Callable[[], Any]:
-    from fla.ops.path_attn import parallel_path_attn
-
+    parallel_path_attn = of_library(("fla.ops.path_attn", "parallel_path_attn"))
     q, k, v, w, beta, g = calls[0].arguments
     return lambda: parallel_path_attn(q, k, v, w.float(), beta.float(), g)
 
 
 def _mesa(calls: list[Call]) -> Callable[[], Any]:
-    from fla.ops.mesa_net import chunk_mesa_net
-
+    chunk_mesa_net = of_library(("fla.ops.mesa_net", "chunk_mesa_net"))
     return lambda: chunk_mesa_net(*calls[0].arguments, max_CG_iteration=30)
 
 
 def _nsa(calls: list[Call]) -> Callable[[], Any]:
-    if find_spec("flash_attn") is None:  # fla would call None
-        raise ImportError("fla's NSA computes its window with flash-attn, which is not installed")
-    from fla.ops.nsa import parallel_nsa
-
+    _, why = look_up("flash_attn", "flash_attn_func")
+    if why is not None:  # fla would call None
+        raise ImportError(f"fla's NSA computes its window with flash-attn 2: flash_attn {why}")
+    parallel_nsa = of_library(("fla.ops.nsa", "parallel_nsa"))
     q, _, (k, v), _, gates = calls[0].arguments
     options = {
         "block_counts": NSA["n_select"],
@@ -69,8 +65,8 @@ def _nsa(calls: list[Call]) -> Callable[[], Any]:
 
 
 def _short_conv(calls: list[Call]) -> Callable[[], Any]:
-    from fla.modules.causal_conv1d import causal_conv1d
-
+    places = ("fla.modules.causal_conv1d", "fla.modules.conv")  # since 0.6, and before
+    causal_conv1d = of_library(*((module, "causal_conv1d") for module in places))
     return lambda: causal_conv1d(*calls[0].arguments, activation="silu")
 
 

@@ -7,12 +7,13 @@ import functools
 import torch
 
 import kernels
-from experiments.bench.peers.shared import dense_attention_peers, needs
+from experiments.bench.peers.shared import dense_attention_peers
+from kernels.plugins import flash
 
 
 def refuses(device: torch.device) -> str | None:
     """Why the flash-attn package cannot be used on this device; None if it can."""
-    return needs("flash_attn", device)
+    return flash.unusable(device)
 
 
 CALLS = dense_attention_peers(functools.partial(kernels.attention, backend="flash_attn"))

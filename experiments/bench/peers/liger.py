@@ -11,32 +11,31 @@ from typing import Any
 import torch
 
 from experiments.bench.cases.call import Call
-from experiments.bench.peers.shared import Make, needs
+from experiments.bench.peers.shared import Make, needs, of_library
+
+LIBRARY = "liger_kernel.transformers.functional"
 
 
 def refuses(device: torch.device) -> str | None:
     """Why Liger-Kernel cannot be used on this device; None if it can."""
-    return needs("liger_kernel", device)
+    return needs(LIBRARY, device)
 
 
 def _pre(calls: list[Call]) -> Callable[[], Any]:
-    from liger_kernel.transformers.functional import liger_mhc_pre
-
+    liger_mhc_pre = of_library((LIBRARY, "liger_mhc_pre"))
     (call,) = (c for c in calls if c.operation == "hyper_pre")
     return lambda: liger_mhc_pre(*call.arguments)
 
 
 def _post(calls: list[Call]) -> Callable[[], Any]:
-    from liger_kernel.transformers.functional import liger_mhc_post_res
-
+    liger_mhc_post_res = of_library((LIBRARY, "liger_mhc_post_res"))
     (call,) = (c for c in calls if c.operation == "hyper_post")
     streams, z, mixing, out = call.arguments
     return lambda: liger_mhc_post_res(streams, z, out, mixing)
 
 
 def _coefficients(calls: list[Call]) -> Callable[[], Any]:
-    from liger_kernel.transformers.functional import liger_mhc_coeffs
-
+    liger_mhc_coeffs = of_library((LIBRARY, "liger_mhc_coeffs"))
     (call,) = (c for c in calls if c.operation == "hyper_coefficients")
     streams, phi, scale, bias = call.arguments
     return lambda: liger_mhc_coeffs(streams, phi.mT.contiguous(), bias, *scale)

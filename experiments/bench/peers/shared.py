@@ -1,8 +1,7 @@
-"""Parts that several peers share: whether they are installed, and the dense attention that a sparse one replaces."""
+"""Parts that several peers share: a library's functions, and the dense attention that a sparse one replaces."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,25 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases.call import Call
+from kernels.plugins.lookup import first_of, look_up
 
 Make = Callable[[list[Call]], Callable[[], Any]]
 
 
-def needs(package: str, device: torch.device) -> str | None:
-    """Why a package of CUDA kernels cannot be used; None if it can."""
-    if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed"
-    return None if device.type == "cuda" else f"{package} needs a CUDA device"
+def needs(module: str, device: torch.device) -> str | None:
+    """Why a library's module of CUDA kernels cannot be used on a device; None if it can. Imported only for a GPU."""
+    if device.type != "cuda":
+        return f"{module} needs a CUDA device"
+    _, why = look_up(module)
+    return why and f"{module} {why}"
+
+
+def of_library(*places: tuple[str, str]) -> Callable[..., Any]:
+    """A library's function, from the first of the places (module, name) that has it. Raises ImportError."""
+    function, why = first_of(*places)
+    if function is None:
+        raise ImportError(why)
+    return function
 
 
 def dense_inputs(calls: list[Call]) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,11 +8,12 @@ import torch
 
 import kernels
 from experiments.bench.peers.shared import dense_attention_peers
+from kernels.plugins import varlen
 
 
 def refuses(device: torch.device) -> str | None:
     """Why PyTorch's varlen attention cannot be used on this device; None if it can."""
-    return None if device.type == "cuda" else "varlen_attn needs a CUDA device"
+    return varlen.unusable(device)
 
 
 CALLS = dense_attention_peers(functools.partial(kernels.attention, backend="varlen"))

@@ -6,7 +6,6 @@ Tensors are empty memory: nothing reads them; host_calls.py puts in what the hos
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -95,8 +94,12 @@ def _kda_step(d: InputFactory) -> Call:
 
 
 def installed(peer: str) -> bool:
-    """Return whether a peer's package is there; it is not imported."""
-    return importlib.util.find_spec(peer) is not None
+    """Return whether a peer's package is there; it is not imported, as that looks for a GPU."""
+    try:
+        version(peer)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def version(library: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import warnings
+from logging import Logger
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -140,6 +142,36 @@ class FakePeer(torch.nn.Module):
         return mock.Mock(logits=self.scale * logits[:, None], past_key_values=state)
 
 
+class Renamed(FakePeer):
+    """The same by the words of transformers 5.24; any other is dropped without a word."""
+
+    def forward(self, input_ids, use_cache, logits_to_keep, cache=None, **_dropped):
+        out = super().forward(input_ids, use_cache, logits_to_keep, cache)
+        return mock.Mock(spec_set=["logits", "cache"], logits=out.logits, cache=out.past_key_values)
+
+
+class WithoutCache(FakePeer):
+    """A forward that has another name for its cache, and drops ours without a word."""
+
+    def forward(self, input_ids, use_cache, logits_to_keep, memory=None, **_dropped):
+        return super().forward(input_ids, use_cache, logits_to_keep, memory)
+
+
+class WithoutWords(FakePeer):
+    """A forward that computes all logits, whatever it is told."""
+
+    def forward(self, input_ids, use_cache, cache=None, **_dropped):
+        return super().forward(input_ids, use_cache, 1, cache)
+
+
+class Layerless(FakePeer):
+    """A forward whose cache is of a kind of its own, as that of LFM2 was before transformers 5.5."""
+
+    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None):
+        out = super().forward(input_ids, use_cache, logits_to_keep, past_key_values)
+        return mock.Mock(logits=out.logits, past_key_values=object())
+
+
 class Rows:
     """A cache of ours as a layer of theirs; keys may be replaced, of which nothing here takes notice."""
 
@@ -171,10 +203,26 @@ def test_a_peer_with_other_logits_is_void(tmp_path, monkeypatch):
     assert all(row["milliseconds_median"] and not row["ratio"] for row in own(rows))
 
 
+@pytest.fixture
+def transformers_as_it_will_be(monkeypatch):
+    """Its deprecations are errors: those that it warns of, and those that it logs, by default once a process."""
+    pytest.importorskip("transformers")
+
+    def refuse(self: Logger, message: object, *_more, **_options) -> None:
+        assert "deprecated" not in str(message), message
+
+    for way in ("warning", "warning_once"):
+        monkeypatch.setattr(Logger, way, refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["transformer", "lfm2", "mla"])
-def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(preset):
-    pytest.importorskip("transformers")
+def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(
+    preset, transformers_as_it_will_be
+):
     peer = Peer(model_of(preset, depth=3), FP32)
     for tokens, batch in ((4 * BEGUN, 1), (BEGUN + 3, 2)):
         cache = peer.cache_after(tokens, batch)
@@ -183,6 +231,30 @@ def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(p
         assert peer.state_bytes(tokens, batch) == stored
         assert peer.step(torch.zeros(batch, dtype=torch.int64), cache).shape == (batch, 30)
         assert cache.get_seq_length() == tokens + 1
+
+
+@pytest.mark.parametrize("version", [FakePeer, Renamed])
+def test_a_cache_goes_by_the_name_that_the_installed_transformers_has_for_it(monkeypatch, version):
+    monkeypatch.setitem(theirs.MAKE, "Llama", version)
+    peer = Peer(model_of("transformer"), FP32)
+    tokens = torch.arange(12).view(2, 6)
+    whole, _ = peer.prefill(tokens)
+    _, cache = peer.prefill(tokens[:, :-1])
+    torch.testing.assert_close(peer.step(tokens[:, -1], cache), whole)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        (WithoutCache, "takes no cache or past_key_values"),
+        (WithoutWords, "takes no logits_to_keep"),
+        (Layerless, "its cache of kind object has no layers; pip install"),
+    ],
+)
+def test_a_version_of_transformers_that_would_drop_what_it_is_given_is_no_peer(monkeypatch, version, says):
+    monkeypatch.setitem(theirs.MAKE, "Llama", version)
+    with pytest.raises(NoPeer, match=says):
+        Peer(model_of("transformer"), FP32)
 
 
 def test_a_model_that_transformers_does_not_have_has_no_peer():
@@ -388,9 +460,9 @@ def test_logits_are_compared_in_the_precision_that_both_are_timed_in(monkeypatch
     seen: list[bool] = []
 
     class Watched(FakePeer):
-        def forward(self, *given, **options):
+        def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None):
             seen.append(torch.is_autocast_enabled("cpu"))
-            return super().forward(*given, **options)
+            return super().forward(input_ids, use_cache, logits_to_keep, past_key_values)
 
     monkeypatch.setitem(theirs.MAKE, "Llama", Watched)
     assert Peer(model_of("transformer"), precision).family == "Llama"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +21,7 @@ from experiments.bench.cases import CASES
 from experiments.bench.cases.attention import NSA
 from experiments.bench.peers import fla, sdpa_flash, shared
 from experiments.bench.roofline import META
+from kernels.plugins.lookup import look_up
 
 CPU = torch.device("cpu")
 LENGTH = 128
@@ -40,7 +46,7 @@ class _Library(ModuleType):
 
 
 @pytest.fixture
-def called(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
+def called(monkeypatch) -> Iterator[list[tuple[str, tuple, dict[str, Any]]]]:
     """What the pretended fla and Liger-Kernel are called with."""
     found: list[tuple[str, tuple, dict[str, Any]]] = []
     operations = ("kda", "gated_delta_rule", "path_attn", "mesa_net", "nsa")
@@ -50,8 +56,10 @@ def called(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
         *("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.functional"),
     ):
         monkeypatch.setitem(sys.modules, name, _Library(name, found))
-    monkeypatch.setattr(fla, "find_spec", lambda package: object())
-    return found
+    monkeypatch.setitem(sys.modules, "flash_attn", _Library("flash_attn", found))
+    look_up.cache_clear()
+    yield found
+    look_up.cache_clear()
 
 
 def calls_of(case: str, length: int = LENGTH, device: torch.device = META):
@@ -101,7 +109,9 @@ def test_flas_path_attention_has_its_keys_in_fp32():
     found: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "fla.ops.path_attn", _Library("fla.ops.path_attn", found))
+        look_up.cache_clear()
         peers.form("fla", "path_attention", calls)()
+    look_up.cache_clear()
     types = [x.dtype for x in found[0][1]]
     assert types == [torch.bfloat16] * 3 + [torch.float32] * 3
     assert same(found[0][1][:3], calls[0].arguments[:3]), (
@@ -121,9 +131,54 @@ def test_flas_nsa_selects_as_many_blocks_of_the_same_size_and_needs_flash_attn(c
         "block_size": NSA["select_size"],
         "window_size": NSA["window"],
     }
-    monkeypatch.setattr(fla, "find_spec", lambda package: None if package == "flash_attn" else object())
-    with pytest.raises(ImportError, match="flash-attn, which is not installed"):
+    # Version 4 alone puts an empty package of that name there.
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    look_up.cache_clear()
+    with pytest.raises(ImportError, match="flash-attn 2: flash_attn is not installed"):
         peers.form("fla", case, calls_of(case))()
+
+
+def published(function: str) -> Callable:
+    """A function of the installed fla-core that takes what the real one takes; from its source, which wants a GPU."""
+    try:
+        package = metadata.distribution("fla-core")
+    except metadata.PackageNotFoundError:
+        pytest.skip("needs fla-core, which is not installed")
+    for file in sorted(Path(package.locate_file("fla")).rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if f"def {function}(" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                space: dict[str, Any] = {}
+                exec(f"def {function}({_bare(node.args)}): ...", space)
+                return space[function]
+    raise AssertionError(f"fla-core {package.version} has no {function}")
+
+
+def _bare(arguments: ast.arguments) -> str:
+    for one in ast.walk(arguments):
+        if isinstance(one, ast.arg):
+            one.annotation = None
+    return ast.unparse(arguments)
+
+
+@pytest.mark.parametrize("case", fla.CALLS)
+def test_the_installed_fla_takes_what_it_is_called_with(called, case: str):
+    run("fla", case)
+    function, arguments, options = called[0]
+    bound = inspect.signature(published(function)).bind(*arguments, **options)
+    assert "kwargs" not in bound.arguments, "it would be dropped without a word"
+
+
+@pytest.mark.parametrize("version", ["fla.modules.causal_conv1d", "fla.modules.conv"])
+def test_flas_convolution_is_found_where_a_version_has_it(called, monkeypatch, version: str):
+    for module in {"fla.modules.causal_conv1d", "fla.modules.conv"} - {version}:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, version, _Library(version, called))
+    look_up.cache_clear()
+    run("fla", "short_conv")
+    assert called[0][0] == "causal_conv1d"
 
 
 def test_liger_reads_and_writes_the_same_streams(called):
@@ -188,12 +243,40 @@ def test_a_copy_is_of_the_largest_input():
 
 
 @pytest.mark.parametrize(
-    ("package", "device", "why"),
+    ("module", "device", "why"),
     [
         ("torch", "cuda", None),
         ("torch", "cpu", "torch needs a CUDA device"),
         ("no_such_package", "cuda", "no_such_package is not installed"),
     ],
 )
-def test_a_package_of_kernels_needs_a_gpu_and_to_be_installed(package: str, device: str, why: str | None):
-    assert shared.needs(package, torch.device(device)) == why
+def test_a_library_of_kernels_needs_a_gpu_and_to_be_installed(module: str, device: str, why: str | None):
+    assert shared.needs(module, torch.device(device)) == why
+
+
+LIBRARIES = {"fla": ("fla/ops/__init__.py", "fla.ops"), "liger": ("liger_kernel/__init__.py", "liger_kernel")}
+
+
+@pytest.mark.parametrize("peer", LIBRARIES)
+@pytest.mark.parametrize("state", ["broken", "an empty folder"])
+def test_a_peer_that_cannot_be_imported_is_named_with_its_reason(
+    tmp_path, monkeypatch, peer: str, state: str
+):
+    file, module = LIBRARIES[peer]
+    made = tmp_path / file
+    made.parent.mkdir(parents=True)
+    if state == "broken":
+        made.write_text("import something_that_is_not_there")
+        (tmp_path / file.split("/")[0] / "__init__.py").touch()
+    theirs = [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]
+    for name in theirs:
+        monkeypatch.delitem(sys.modules, name)
+    # In place of those that are installed.
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(x for x in sys.path if "site-packages" not in x)])
+    look_up.cache_clear()
+    try:
+        why = peers._files()[peer].refuses(torch.device("cuda"))
+    finally:
+        look_up.cache_clear()
+    assert why.startswith(module)
+    assert ("something_that_is_not_there" if state == "broken" else "is not installed") in why

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -101,7 +101,7 @@ def test_an_option_whose_name_an_argument_has_is_both():
 
 
 def test_a_peer_that_is_not_installed_is_named_and_left_out():
-    with mock.patch.object(importlib.util, "find_spec", return_value=None):
+    with mock.patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError):
         assert OPERATIONS["KDA"].libraries == (OURS,)
         assert OPERATIONS["KDA"].missing == ("fla",)
 
