@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -
     Chunking and sorting save nothing there.
     """
     return q.shape[1] == 1 and cu_seqlens is None
+
+
+class Unserved(ValueError):
+    """No backend, or not the one that was named, takes a call; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,20 @@ class Operation:
         finally:
             self._backends[name] = own
 
+    @contextlib.contextmanager
+    def rehearsed(self, name: str, refuses: Callable[..., str | None]) -> Iterator[None]:
+        """While inside, the backend `name`, if there is one, is asked by `refuses`, and "torch" computes for it.
+
+        refuses: as a backend's own, which it is given first.
+        """
+        if name not in self._backends:
+            yield
+            return
+        own = self._backends[name]
+        computing = self._backends.get("torch", own)
+        with self.override(name, refuses=functools.partial(refuses, own.refuses), run=computing.run):
+            yield
+
     @property
     def backends(self) -> tuple[str, ...]:
         """Names of the registered backends, in the order in which `auto` asks them."""
@@ -125,20 +144,20 @@ class Operation:
     def choose(self, backend: str, *args, **options) -> Backend:
         """Return the backend that serves this call: the one that is named, or for "auto" the first that suits it.
 
-        Raises ValueError if `backend` is unknown, or known and unable to serve the call.
+        Raises Unserved if `backend` is unknown, or known and unable to serve the call.
         """
         if backend == "auto":
             for candidate in self._backends.values():
                 if candidate.suits(*args, **options) and candidate.refuses(*args, **options) is None:
                     return candidate
-            raise ValueError(f"{self.name}: no backend serves this call: {self._reasons(*args, **options)}")
+            raise Unserved(f"{self.name}: no backend serves this call: {self._reasons(*args, **options)}")
         if backend not in self._backends:
-            raise ValueError(self._unknown(backend))
+            raise Unserved(self._unknown(backend))
         chosen = self._backends[backend]
         reason = chosen.refuses(*args, **options)
         if reason is not None:
             able = [name for name, why in self.refusals(*args, **options).items() if why is None]
-            raise ValueError(
+            raise Unserved(
                 f"{self.name}: backend {backend!r} cannot serve this call: {reason}; "
                 f"those that can: {', '.join(able) or 'none'}"
             )

@@ -54,8 +54,11 @@ def export(
     return folder
 
 
-def build(description: dict[str, Any]) -> LanguageModel:
-    """The module a card describes, with untrained weights. Raises UserError where the card is wrong."""
+def build(description: dict[str, Any], *, backend: str | None = None) -> LanguageModel:
+    """The module a card describes, with untrained weights. Raises UserError where the card is wrong.
+
+    backend: in place of the card's.
+    """
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise UserError(
             f"the model's {CARD} is not of format {FORMAT}; export the model again with this version"
@@ -66,6 +69,8 @@ def build(description: dict[str, Any]) -> LanguageModel:
                 f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again"
             )
     config = from_dict(ModelConfig, description["model"], recorded=True)
+    if backend is not None:
+        config = dataclasses.replace(config, backend=backend)
     try:
         return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that no tensor or no memory has
@@ -90,15 +95,18 @@ def read_card(path: str | Path) -> dict[str, Any]:
     )
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+def load(
+    path: str | Path, device: str | torch.device = "cpu", *, backend: str | None = None
+) -> LanguageModel:
     """The model of a finished run, an exported folder or a checkpoint, in evaluation mode.
 
         model = zoo.load("results/quickstart/1a2b3c4d5e6f")
 
+    backend: kernels' backend; None for the one that it was trained with.
     Raises UserError where there is none, or where the weights do not fit the description.
     """
     path = Path(path)
-    model = build(read_card(path))
+    model = build(read_card(path), backend=backend)
     weights = _checkpoint_weights(path) if path.suffix == ".ckpt" else _weights(path / WEIGHTS)
     try:
         model.load_state_dict(weights)

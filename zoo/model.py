@@ -231,9 +231,18 @@ def init_weights(model: LanguageModel, seed: int) -> None:
             module.init_weights(generator)
 
 
-def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model on the meta device, without storage. Triton kernels need data, so "triton" becomes "auto" here."""
-    if config.backend == "triton":
+WITHOUT_DATA = ("auto", "torch", "reference")
+"""Backends that every operation has for every call; others are "auto" in models without storage: kernels need data."""
+
+
+def on_meta(
+    config: ModelConfig, *, vocab_size: int, seq_len: int, keep_backend: bool = False
+) -> LanguageModel:
+    """The model on the meta device, without storage.
+
+    keep_backend: whatever it is, for a rehearsal of its calls (zoo.backends).
+    """
+    if config.backend not in WITHOUT_DATA and not keep_backend:
         config = dataclasses.replace(config, backend="auto")
     with torch.device("meta"), _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
@@ -244,7 +253,7 @@ def on_fake_tensors(config: ModelConfig, *, vocab_size: int, seq_len: int) -> La
 
     On the meta device tensors are never recomputed and autocast does nothing; here both are as on a device.
     """
-    if config.backend == "triton":
+    if config.backend not in WITHOUT_DATA:
         config = dataclasses.replace(config, backend="auto")
     with _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)

@@ -10,7 +10,14 @@ from experiments.configuration.schema import Config
 from zoo.config import ModelConfig, from_dict
 from zoo.io import read_card
 
+BACKEND = "model.backend"
+"""The one key of a model that a command may give beside run=: it changes nothing of what is computed."""
 _WHOLE = ("pattern", "residual.name", "channel.name")
+
+
+def given_backend(config: Config) -> str | None:
+    """The backend that the command gives; None where it leaves a run its own."""
+    return config.model.backend if BACKEND in config.given else None
 
 
 def tell_other_model(config: Config) -> None:
@@ -19,7 +26,7 @@ def tell_other_model(config: Config) -> None:
     No mistake: the words that trained a run may stand before job=evaluate, too. run= was loaded before, so that there
     is a card to read.
     """
-    given = [key.removeprefix("model.") for key in config.given if key.startswith("model.")]
+    given = [key.removeprefix("model.") for key in config.given - {BACKEND} if key.startswith("model.")]
     compared = [*given, *(_WHOLE if "model" in config.given else ())]
     if not compared:
         return

@@ -5,15 +5,23 @@ suite=kernels dry=true only counts: bytes, FLOPs and roofline time of every kern
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 from experiments.bench import result_table, roofline
+from experiments.bench.cases import matching_names
 from experiments.bench.run_suite import SUITES, run_suite
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.checks import check_choices, check_numbers
+from experiments.planning.checks import check_choices, check_numbers, check_served
+from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 
 _WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "static", "steps", "traffic")
 _WITH_RUNS = "inference"
+_DECODING = ("inference", "models")
+_WITH_BACKEND = (*_DECODING, "latency", "recompute", "steps")
 
 
 def run(config: Config) -> None:
@@ -39,6 +47,7 @@ def _check(config: Config) -> None:
         )
     check_choices(config)
     check_numbers(config)
+    _check_backend(config)
     if b.cases is not None and config.suite not in _WITH_CASES:
         raise UserError(
             f"bench.cases chooses among those of suite={', '.join(_WITH_CASES)}, not of {config.suite}"
@@ -47,6 +56,37 @@ def _check(config: Config) -> None:
         raise UserError(f"bench.runs names what suite={_WITH_RUNS} measures, not {config.suite}")
     if config.dry and config.suite != "kernels":
         raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
+
+
+def _check_backend(config: Config) -> None:
+    """Raise UserError for a backend that the suite does not use, or that one of its models cannot have."""
+    backend = config.model.backend
+    if backend == "auto":
+        return
+    if config.suite not in _WITH_BACKEND:
+        raise UserError(f"suite={config.suite} chooses backends itself; leave model.backend={backend} out")
+    for name, model in _models(config):
+        try:
+            check_served(config, model, decodes=config.suite in _DECODING)
+        except UserError as error:
+            more = ", or choose models by bench.cases" if config.suite in _WITH_CASES else ""
+            raise UserError(f"{name}: {error}{more}") from error
+
+
+def _models(config: Config) -> Iterator[tuple[str, ModelConfig]]:
+    """The models that the suite makes; of runs it asks itself."""
+    if config.suite == "recompute":
+        yield "the model", config.model
+    elif config.suite == "latency":
+        from experiments.bench.suites.latency import PATTERNS
+
+        yield from ((name, dataclasses.replace(config.model, pattern=x)) for name, x in PATTERNS.items())
+    elif config.bench.cases is not None or not config.bench.runs:
+        known = architectures(config.model)
+        names = matching_names(config.bench.cases, list(known))
+        if config.suite == "steps":
+            names = ["transformer", *names]
+        yield from ((name, known[name]) for name in dict.fromkeys(names))
 
 
 JOB = Job(

@@ -13,7 +13,7 @@ from experiments.configuration.schema import Config
 from experiments.costs.flop_count import FlopCount, count_flops
 from experiments.costs.model_costs import meta_model
 from experiments.jobs import Job
-from experiments.planning.checks import check_choices
+from experiments.planning.checks import check_choices, check_served
 from experiments.planning.plan import apply_match
 from zoo import cost
 from zoo.config import layout_name
@@ -176,6 +176,7 @@ def _checked(config: Config) -> Config:
     if config.data.seq_len < 1:
         raise UserError(f"data.seq_len={config.data.seq_len} must be at least 1")
     check_choices(config)
+    check_served(config, here=False)
     return apply_match(config)
 
 

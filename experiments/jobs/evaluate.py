@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.other_model import given_backend, tell_other_model
 from experiments.configuration.schema import Config
 from experiments.data import DataConfig
 from experiments.jobs import Job
-from experiments.parallel.group import pick_device
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs.load_run import LoadedRun, load_run
 from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores
 from experiments.scoring.evaluate_task import task_of, task_scores, with_options
@@ -29,7 +29,15 @@ def run(config: Config) -> None:
     if own is not None:
         _run_task(config, own)
         return
-    loaded = load_run(config.run, pick_device(config.device))
+    device = pick_device(config.device)
+    loaded = load_run(
+        config.run,
+        device,
+        backend=given_backend(config),
+        half=pick_precision(config.trainer.precision, device) == "bf16",
+        whole=not config.evaluate.carry,
+        decodes=config.evaluate.carry,
+    )
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     text = named_text(config, loaded)
@@ -56,7 +64,8 @@ def _run_task(config: Config, own: DataConfig) -> None:
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     device, precision = pick_device(config.device), config.trainer.precision
-    for name, metrics in task_scores(config.run, asked_for, config.evaluate, precision, device, bar):
+    found = task_scores(config.run, asked_for, config.evaluate, precision, device, bar, given_backend(config))
+    for name, metrics in found:
         bar.close()
         print(format_metrics(name, metrics, metrics["text"]), flush=True)
 

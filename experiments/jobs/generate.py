@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.other_model import given_backend, tell_other_model
 from experiments.configuration.schema import Config, GenerateConfig
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, continue_prompts, encode_prompts
@@ -30,7 +30,9 @@ def run(config: Config) -> None:
     check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
-    loaded = load_run(config.run, pick_device(config.device))
+    loaded = load_run(
+        config.run, pick_device(config.device), backend=given_backend(config), whole=False, decodes=True
+    )
     tell_other_model(config)
     speed = Speed()
     if len(prompts) == 1:

@@ -9,16 +9,19 @@ import json
 import math
 from pathlib import Path
 
+import torch
+
 from experiments import data
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.sweep_config import SweepConfig
 from experiments.data import TASKS
-from experiments.parallel.group import check_devices, pick_device
+from experiments.parallel.group import check_devices, pick_device, pick_precision
 from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
 from kernels.dispatch import registered_backends
 from zoo import recompute, registry
+from zoo.backends import check_backend
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 from zoo.model import on_meta
@@ -50,6 +53,7 @@ def check_config(config: Config) -> None:
     if config.sweep != SweepConfig():  # the defaults are right
         check_sweep(config.sweep)
     _check_model(json.dumps(dataclasses.asdict(config.model)), config.nominal_vocabulary, config.data.seq_len)
+    check_served(config, here=config.sweep.engine == "pool")
 
 
 @functools.lru_cache(maxsize=64)
@@ -62,6 +66,32 @@ def _check_data(config_json: str) -> None:
 def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
     """Once a model: building it without storage runs every module's own checks (heads that divide the width, say)."""
     on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
+
+
+def check_served(
+    config: Config, model: ModelConfig | None = None, *, here: bool = True, decodes: bool = False
+) -> None:
+    """Refuse a backend that cannot serve a model (None: the configuration's), in training or in decoding too.
+
+    here: on this machine; else a form of each operation by that name will do. Raises UserError.
+    """
+    model = model or config.model
+    if model.backend == "auto":
+        return
+    device = pick_device(config.device) if here else None
+    half = device is not None and pick_precision(config.trainer.precision, device) == "bf16"
+    packed = config.data.name not in TASKS and config.data.pack == "document"
+    values = json.dumps(dataclasses.asdict(model))
+    _check_served(values, config.data.seq_len, device, half, packed, decodes)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_served(
+    config_json: str, seq_len: int, device: torch.device | None, half: bool, packed: bool, decodes: bool
+) -> None:
+    """Once a model and a place where it is computed."""
+    config = from_dict(ModelConfig, json.loads(config_json))
+    check_backend(config, seq_len=seq_len, device=device, half=half, packed=packed, decodes=decodes)
 
 
 def check_numbers(config: Config) -> None:

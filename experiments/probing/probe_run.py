@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import zoo
+from experiments.configuration.other_model import given_backend
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import Split, TaskSet
 from experiments.data.cache import content_hash
@@ -26,7 +26,7 @@ from experiments.probing.sentence import probed_sentence
 from experiments.probing.task_sequences import task_tables
 from experiments.runs import saved_weights
 from experiments.runs.folders import CONFIG, refuse_link
-from experiments.runs.load_run import LoadedRun, load_corpus, load_run
+from experiments.runs.load_run import LoadedRun, load_corpus, load_model, load_run
 from experiments.scoring.evaluate_task import task_of
 from experiments.system import machine
 from zoo.errors import UserError
@@ -82,13 +82,14 @@ def probe_run(run: Path, config: Config) -> list[str]:
     device = pick_device(config.device)
     at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
-    own = task_of(str(place))
+    own, precision = task_of(str(place)), pick_precision(config.trainer.precision, device)
+    how = {"backend": given_backend(config), "half": precision == "bf16"}
     if own is None:
-        loaded = dataclasses.replace(load_run(str(place), device), step=step)
+        loaded = dataclasses.replace(load_run(str(place), device, decodes=True, **how), step=step)
         splits = load_corpus(loaded, config.data, config.trainer.progress).splits
-        made = _make_tables(loaded, splits, config.probe, pick_precision(config.trainer.precision, device))
+        made = _make_tables(loaded, splits, config.probe, precision)
     else:
-        made = task_tables(zoo.load(place, device), TaskSet(own), config.probe, step)
+        made = task_tables(load_model(place, device, **how), TaskSet(own), config.probe, step)
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes

@@ -13,11 +13,15 @@ from experiments import data
 from experiments.data import Corpus, DataConfig
 from experiments.data.config import tasks_from
 from experiments.runs.folders import CONFIG
+from zoo.backends import check_backend
 from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.io import read_card
 from zoo.model import LanguageModel
 from zoo.tokenization import Tokenizer
+
+OTHER_BACKEND = "it computes the same by any other: give model.backend=auto"
+"""What to do about a run's backend that serves nothing here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +41,18 @@ class LoadedRun:
     step: int | None = None
 
 
-def load_run(path: str | None, device: torch.device) -> LoadedRun:
+def load_run(
+    path: str | None,
+    device: torch.device,
+    *,
+    backend: str | None = None,
+    half: bool = False,
+    whole: bool = True,
+    decodes: bool = False,
+) -> LoadedRun:
     """The model at `run=PATH`: a run folder, or a checkpoint or a folder of weights in one.
 
-    Raises UserError with how to give one.
+    backend, half, whole, decodes: as `load_model` takes them. Raises UserError with how to give a run.
     """
     if path is None:
         raise UserError(
@@ -59,12 +71,26 @@ def load_run(path: str | None, device: torch.device) -> LoadedRun:
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = recorded_data(folder / CONFIG)
-    tokenizer, model = zoo.tokenizer(where), zoo.load(where, device)
+    tokenizer, packed = zoo.tokenizer(where), text.pack == "document"
+    how = {"half": half, "packed": packed, "whole": whole, "decodes": decodes}
+    model = load_model(where, device, backend=backend, **how)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
         )
     return LoadedRun(model, tokenizer, folder, text, card.get("step"))
+
+
+def load_model(
+    path: str | Path, device: torch.device, *, backend: str | None = None, **how: bool
+) -> LanguageModel:
+    """`zoo.load`, of a model that its backend serves here. Raises UserError where it does not.
+
+    backend: in place of the one that it was trained with; how: what it is for, as `check_backend` takes it.
+    """
+    model = zoo.load(path, device, backend=backend)
+    check_backend(model.config, seq_len=model.seq_len, device=device, remedy=OTHER_BACKEND, **how)
+    return model
 
 
 def recorded_data(path: Path) -> DataConfig:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, TaskSet
 from experiments.data.config import OF_TEXT, make_task
 from experiments.data.task_registry import Task
 from experiments.parallel.group import pick_precision
 from experiments.runs.folders import CONFIG
-from experiments.runs.load_run import recorded_data
+from experiments.runs.load_run import load_model, recorded_data
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import count_scored
 from experiments.system.progress import Sink
@@ -42,13 +41,19 @@ def with_options(own: DataConfig, options: dict[str, Any]) -> DataConfig:
 
 
 def task_scores(
-    run: str, asked: DataConfig, options: EvaluateConfig, precision: str, device: torch.device, sink: Sink
+    run: str,
+    asked: DataConfig,
+    options: EvaluateConfig,
+    precision: str,
+    device: torch.device,
+    sink: Sink,
+    backend: str | None = None,
 ) -> Iterator[tuple[str, Metrics]]:
     """Yield the name of each split, and its metrics with "text", the task and its options in words.
 
     asked: the run's own data, or that task with other options (`with_options`): longer, say. Held-out sequences are
-    drawn for these; those of the run's own options are the ones that it was scored on. Raises UserError for options
-    that are of text, and for a task whose tokens mean something else to the model.
+    drawn for these; those of the run's own options are the ones that it was scored on. backend: in place of the run's
+    own. Raises UserError for options that are of text, and for a task whose tokens mean something else to the model.
     """
     for key, value in (("carry", options.carry or None), ("stride", options.stride)):
         if value is not None:
@@ -57,7 +62,8 @@ def task_scores(
             )
     task_set = TaskSet(asked)
     _check_words(task_of(run), task_set.task)
-    model = zoo.load(run, device)
+    precision = pick_precision(precision, device)
+    model = load_model(run, device, backend=backend, half=precision == "bf16")
     for name in options.splits:
         sequences = task_set.held_out(name).first(options.windows)
         score = score_sequences(
@@ -65,7 +71,7 @@ def task_scores(
             sequences,
             chance=task_set.task.chance,
             batch_size=options.batch_size,
-            precision=pick_precision(precision, device),
+            precision=precision,
             progress=count_scored(sink, name, sequences.tokens.size),
         )
         yield name, {**score.metrics(), "text": task_set.label}

@@ -16,9 +16,13 @@ import zoo
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import make_model
 from experiments.configuration.compose import architectures
+from experiments.configuration.other_model import given_backend
 from experiments.configuration.schema import Config
+from experiments.parallel.group import pick_precision
 from experiments.probing.find_runs import find_runs
 from experiments.runs.folders import IDENTITY
+from experiments.runs.load_run import OTHER_BACKEND
+from zoo.backends import check_backend
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.io import CARD, read_card
@@ -43,7 +47,7 @@ def timed_models(config: Config, device: torch.device) -> list[TimedModel]:
         for name in names
     ]
     paths = [path for place in bench.runs or [] for path in _models_at(Path(place), config)]
-    return presets + [_run(path, device) for path in dict.fromkeys(paths)]
+    return presets + [_run(path, config, device) for path in dict.fromkeys(paths)]
 
 
 def _preset(config: Config, model: ModelConfig, device: torch.device, length: int) -> LanguageModel:
@@ -59,13 +63,19 @@ def _models_at(place: Path, config: Config) -> Iterator[Path]:
         yield from found
 
 
-def _run(path: Path, device: torch.device) -> TimedModel:
-    """The model at a path. Raises UserError where there is none."""
+def _run(path: Path, asked: Config, device: torch.device) -> TimedModel:
+    """The model at a path. Raises UserError where there is none, or none that its backend serves."""
     card = read_card(path)
     if not isinstance(card.get("model"), dict):
         raise UserError(f"the {CARD} at {path} describes no model; export the model again")
     config = from_dict(ModelConfig, card["model"], recorded=True)
-    return TimedModel(_name(path, card), config, lambda length: zoo.load(path, device))
+    config = dataclasses.replace(config, backend=given_backend(asked) or config.backend)
+    half = pick_precision(asked.trainer.precision, device) == "bf16"
+    seq_len = card.get("seq_len") or asked.data.seq_len
+    check_backend(config, seq_len=seq_len, device=device, half=half, decodes=True, remedy=OTHER_BACKEND)
+    return TimedModel(
+        _name(path, card), config, lambda length: zoo.load(path, device, backend=config.backend)
+    )
 
 
 def _name(path: Path, card: dict[str, Any]) -> str:

@@ -1,0 +1,111 @@
+"""A backend that serves no call of a model is refused before the model computes: as its first step would refuse it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.contract_cases import SEQ_LEN, VOCAB, Case, cases, every_case, tokens
+
+from kernels.dispatch import Operation, Unserved, registered_backends
+from zoo import LanguageModel
+from zoo.backends import check_backend
+from zoo.context import Context
+from zoo.errors import UserError
+
+CPU = torch.device("cpu")
+KERNELS = ("varlen", "flash_attn", "triton", "numba")
+TIME = 12
+WAYS = {
+    "fp32": {},
+    "bf16": {"half": True},
+    "packed": {"packed": True},
+    "decoding": {"whole": False, "decodes": True},
+}
+
+
+@pytest.fixture
+def by_torch(monkeypatch) -> None:
+    """Every operation asks the backend that is named, and is computed by PyTorch's form."""
+    choose = Operation.choose
+
+    def asked(self: Operation, backend: str, *given, **options):
+        choose(self, backend, *given, **options)
+        return choose(self, "auto" if backend == "auto" else "torch", *given, **options)
+
+    monkeypatch.setattr(Operation, "choose", asked)
+
+
+def steps(model: LanguageModel, way: str) -> Iterator[None]:
+    """The first step of a use of a model."""
+    packed = way == "packed"
+    batch = tokens(1 if packed else 2, TIME)
+    if way == "decoding":
+        with torch.no_grad():
+            _, state = model.eval().extend(batch, model.init_state(2, capacity=TIME + 1))
+            model.step(batch[:, 0], state)
+        return
+    ends = torch.tensor([0, 5, TIME], dtype=torch.int32) if packed else None
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "bf16"):
+        model.train()(batch, Context.of(batch, ends))
+        with torch.no_grad():
+            model.eval()(batch, Context.of(batch, ends))
+
+
+# What is left out of the fast subset is slow for a block with its defaults, and long for its variants.
+EACH = [
+    pytest.param(case, way, marks=[pytest.mark.long] if case.variant else [pytest.mark.slow] if more else [])
+    for case in cases()
+    for more, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.parametrize(("case", "way"), EACH, ids=str)
+def test_what_the_first_step_would_refuse_is_refused_before_it(case: Case, way: str, by_torch):
+    for backend in registered_backends() if way == "fp32" else KERNELS:
+        config = dataclasses.replace(case.config(), backend=backend)
+        refused = told = None
+        try:
+            check_backend(config, seq_len=SEQ_LEN, device=CPU, **WAYS[way])
+        except UserError as error:
+            refused = str(error)
+        try:
+            steps(LanguageModel(config, vocab_size=VOCAB, seq_len=SEQ_LEN), way)
+        except Unserved as error:
+            told = str(error)
+        assert (refused is None) == (told is None), f"{backend}: {refused} / {told}"
+        if told is not None:
+            assert f"model.backend={backend}" in refused
+            # Elsewhere another operation may be the first to be refused.
+            assert way not in ("fp32", "packed") or told.partition("; those that can")[0] in refused
+        assert backend not in ("torch", "reference") or refused is None
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@every_case
+def test_for_another_machine_only_operations_without_such_a_form_are_refused(case: Case, backend: str):
+    config = dataclasses.replace(case.config(), backend=backend)
+    try:
+        check_backend(config, seq_len=SEQ_LEN, device=None)
+    except UserError as error:
+        assert f"has no form {backend!r}" in str(error)
+        with pytest.raises(UserError, match=f"model.backend={backend}"):
+            check_backend(config, seq_len=SEQ_LEN, device=CPU)
+
+
+def test_auto_is_never_refused_and_asks_nothing(monkeypatch):
+    monkeypatch.setattr(Operation, "choose", None)
+    check_backend(Case("mixer", "attention").config(), seq_len=SEQ_LEN, device=CPU)
+
+
+def test_operations_are_as_before_after_a_rehearsal():
+    before = [dict(operation._backends) for operation in Operation.every]
+    for backend in ("flash_attn", "torch"):
+        config = dataclasses.replace(Case("mixer", "attention").config(), backend=backend)
+        try:
+            check_backend(config, seq_len=SEQ_LEN, device=CPU, remedy="do something else")
+        except UserError as error:
+            assert str(error).endswith("; do something else")
+    assert [operation._backends for operation in Operation.every] == before
