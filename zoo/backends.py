@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -20,28 +20,29 @@ from kernels.dispatch import Operation, Unserved
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.errors import UserError
+from zoo.interfaces import set_step
 from zoo.model import WITHOUT_DATA, LanguageModel, letters_of, on_meta
 
-TOKENS = 64
-"""Tokens of a rehearsed sequence: no operation looks at their number."""
+TRAINING = ("warm-up", "training", "scoring")
+"""What a run does: its first step and one past every warm-up, and scoring whole sequences."""
+_LATE = 10**6
 
 
 def check_backend(
     config: ModelConfig,
+    uses: Collection[str] = TRAINING,
     *,
     seq_len: int,
     device: torch.device | None,
     half: bool = False,
     packed: bool = False,
-    whole: bool = True,
-    decodes: bool = False,
     remedy: str = "use model.backend=auto",
 ) -> None:
-    """Raise UserError where `config.backend` does not serve the operations of a model.
+    """Raise UserError where `config.backend` does not serve the operations of a model in sequences of `seq_len` tokens.
 
-    device: where they run; None where that is another machine, of which nothing is known but that operations have a
-    form of this name or not. half: under autocast to bf16; whole: in training and scoring, of sequences with several
-    documents in them where they are packed; decodes: in decoding. remedy: ends the message.
+    uses: some of warm-up, training, scoring and decoding, the last three past every warm-up. device: where they run;
+    None where that is another machine, of which nothing is known but that operations have a form of this name or not.
+    half: under autocast to bf16; packed: sequences are of several documents; remedy: ends the message.
     """
     if config.backend in WITHOUT_DATA:
         return
@@ -50,41 +51,34 @@ def check_backend(
     model = on_meta(one_each, vocab_size=1, seq_len=seq_len, keep_backend=True)
     try:
         with _rehearsal(config.backend, device, half):
-            # Where a block cannot decode without data, its whole sequences stand for what it calls.
-            if (decodes and not _runs(_decode, model)) or whole:
-                _runs(_train, model, packed)
-                _runs(_evaluate, model, packed)
+            for use in uses:
+                # Where a block cannot decode without data, its whole sequences stand for what it calls.
+                if not _rehearse(model, use, packed) and use == "decoding":
+                    _rehearse(model, "scoring", packed=False)
     except Unserved as error:
         raise UserError(f"model.backend={config.backend}: {error}; {remedy}") from error
 
 
-def _runs(rehearse: Callable[..., None], *given: Any) -> bool:
-    """Return whether something can be computed without data: where it cannot, that is no matter of the backend."""
+def _rehearse(model: LanguageModel, use: str, packed: bool) -> bool:
+    """Return whether it can be done without data: where it cannot, that is no matter of the backend."""
+    set_step(model, 0 if use == "warm-up" else _LATE)
     try:
-        rehearse(*given)
+        if use in ("warm-up", "training"):
+            model.train()(*_batch(model, packed))
+        with torch.no_grad():
+            if use in ("warm-up", "scoring"):
+                model.eval()(*_batch(model, packed))
+            if use == "decoding":
+                tokens, _ = _batch(model)
+                _, state = model.eval().extend(tokens, model.init_state(1, capacity=model.seq_len + 1))
+                model.step(tokens[:, 0], state)
     except RuntimeError:
         return False
     return True
 
 
-def _train(model: LanguageModel, packed: bool) -> None:
-    model.train()(*_batch(packed))
-
-
-@torch.no_grad()
-def _evaluate(model: LanguageModel, packed: bool) -> None:
-    model.eval()(*_batch(packed))
-
-
-@torch.no_grad()
-def _decode(model: LanguageModel) -> None:
-    tokens, _ = _batch(packed=False)
-    _, state = model.eval().extend(tokens, model.init_state(1, capacity=TOKENS + 1))
-    model.step(tokens[:, 0], state)
-
-
-def _batch(packed: bool) -> tuple[Tensor, Context]:
-    tokens = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
+def _batch(model: LanguageModel, packed: bool = False) -> tuple[Tensor, Context]:
+    tokens = torch.zeros(1, model.seq_len, dtype=torch.int64, device="meta")
     ends = torch.zeros(3, dtype=torch.int32, device="meta") if packed else None
     return tokens, Context.of(tokens, ends)
 

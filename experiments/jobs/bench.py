@@ -20,8 +20,14 @@ from zoo.errors import UserError, unknown
 
 _WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "static", "steps", "traffic")
 _WITH_RUNS = "inference"
-_DECODING = ("inference", "models")
-_WITH_BACKEND = (*_DECODING, "latency", "recompute", "steps")
+_USES = {
+    "inference": ("scoring", "decoding"),
+    "latency": ("scoring",),
+    "models": ("training", "scoring", "decoding"),
+    "recompute": ("training",),
+    "steps": ("training",),
+}
+"""What suites do with the models that they make by model.backend; the others choose backends themselves."""
 
 
 def run(config: Config) -> None:
@@ -63,11 +69,11 @@ def _check_backend(config: Config) -> None:
     backend = config.model.backend
     if backend == "auto":
         return
-    if config.suite not in _WITH_BACKEND:
+    if config.suite not in _USES:
         raise UserError(f"suite={config.suite} chooses backends itself; leave model.backend={backend} out")
     for name, model in _models(config):
         try:
-            check_served(config, model, decodes=config.suite in _DECODING)
+            check_served(config, model, _USES[config.suite])
         except UserError as error:
             more = ", or choose models by bench.cases" if config.suite in _WITH_CASES else ""
             raise UserError(f"{name}: {error}{more}") from error

@@ -8,7 +8,7 @@ from experiments.configuration.other_model import given_backend, tell_other_mode
 from experiments.configuration.schema import Config
 from experiments.data import DataConfig
 from experiments.jobs import Job
-from experiments.parallel.group import pick_device, pick_precision
+from experiments.parallel.group import pick_device
 from experiments.runs.load_run import LoadedRun, load_run
 from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores
 from experiments.scoring.evaluate_task import task_of, task_scores, with_options
@@ -29,15 +29,9 @@ def run(config: Config) -> None:
     if own is not None:
         _run_task(config, own)
         return
-    device = pick_device(config.device)
-    loaded = load_run(
-        config.run,
-        device,
-        backend=given_backend(config),
-        half=pick_precision(config.trainer.precision, device) == "bf16",
-        whole=not config.evaluate.carry,
-        decodes=config.evaluate.carry,
-    )
+    uses = ("decoding",) if config.evaluate.carry else ("scoring",)
+    how = {"precision": config.trainer.precision, "backend": given_backend(config)}
+    loaded = load_run(config.run, pick_device(config.device), uses, **how)
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     text = named_text(config, loaded)

@@ -30,9 +30,7 @@ def run(config: Config) -> None:
     check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
-    loaded = load_run(
-        config.run, pick_device(config.device), backend=given_backend(config), whole=False, decodes=True
-    )
+    loaded = load_run(config.run, pick_device(config.device), ("decoding",), backend=given_backend(config))
     tell_other_model(config)
     speed = Speed()
     if len(prompts) == 1:

@@ -21,7 +21,7 @@ from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
 from kernels.dispatch import registered_backends
 from zoo import recompute, registry
-from zoo.backends import check_backend
+from zoo.backends import TRAINING, check_backend
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 from zoo.model import on_meta
@@ -69,9 +69,9 @@ def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
 
 
 def check_served(
-    config: Config, model: ModelConfig | None = None, *, here: bool = True, decodes: bool = False
+    config: Config, model: ModelConfig | None = None, uses: tuple[str, ...] = TRAINING, *, here: bool = True
 ) -> None:
-    """Refuse a backend that cannot serve a model (None: the configuration's), in training or in decoding too.
+    """Refuse a backend that does not serve a model (None: the configuration's) in these uses.
 
     here: on this machine; else a form of each operation by that name will do. Raises UserError.
     """
@@ -82,16 +82,21 @@ def check_served(
     half = device is not None and pick_precision(config.trainer.precision, device) == "bf16"
     packed = config.data.name not in TASKS and config.data.pack == "document"
     values = json.dumps(dataclasses.asdict(model))
-    _check_served(values, config.data.seq_len, device, half, packed, decodes)
+    _check_served(values, config.data.seq_len, device, half, packed, uses)
 
 
 @functools.lru_cache(maxsize=64)
 def _check_served(
-    config_json: str, seq_len: int, device: torch.device | None, half: bool, packed: bool, decodes: bool
+    config_json: str,
+    seq_len: int,
+    device: torch.device | None,
+    half: bool,
+    packed: bool,
+    uses: tuple[str, ...],
 ) -> None:
     """Once a model and a place where it is computed."""
     config = from_dict(ModelConfig, json.loads(config_json))
-    check_backend(config, seq_len=seq_len, device=device, half=half, packed=packed, decodes=decodes)
+    check_backend(config, uses, seq_len=seq_len, device=device, half=half, packed=packed)
 
 
 def check_numbers(config: Config) -> None:

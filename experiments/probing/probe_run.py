@@ -82,14 +82,14 @@ def probe_run(run: Path, config: Config) -> list[str]:
     device = pick_device(config.device)
     at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
-    own, precision = task_of(str(place)), pick_precision(config.trainer.precision, device)
-    how = {"backend": given_backend(config), "half": precision == "bf16"}
+    own = task_of(str(place))
+    how = {"precision": config.trainer.precision, "backend": given_backend(config)}
     if own is None:
-        loaded = dataclasses.replace(load_run(str(place), device, decodes=True, **how), step=step)
+        loaded = dataclasses.replace(load_run(str(place), device, ("scoring", "decoding"), **how), step=step)
         splits = load_corpus(loaded, config.data, config.trainer.progress).splits
-        made = _make_tables(loaded, splits, config.probe, precision)
+        made = _make_tables(loaded, splits, config.probe, pick_precision(config.trainer.precision, device))
     else:
-        made = task_tables(load_model(place, device, **how), TaskSet(own), config.probe, step)
+        made = task_tables(load_model(place, device, ("scoring",), **how), TaskSet(own), config.probe, step)
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes

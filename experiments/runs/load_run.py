@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -12,6 +13,7 @@ import zoo
 from experiments import data
 from experiments.data import Corpus, DataConfig
 from experiments.data.config import tasks_from
+from experiments.parallel.group import pick_precision
 from experiments.runs.folders import CONFIG
 from zoo.backends import check_backend
 from zoo.config import from_dict
@@ -20,6 +22,7 @@ from zoo.io import read_card
 from zoo.model import LanguageModel
 from zoo.tokenization import Tokenizer
 
+Uses = tuple[str, ...]
 OTHER_BACKEND = "it computes the same by any other: give model.backend=auto"
 """What to do about a run's backend that serves nothing here."""
 
@@ -41,18 +44,10 @@ class LoadedRun:
     step: int | None = None
 
 
-def load_run(
-    path: str | None,
-    device: torch.device,
-    *,
-    backend: str | None = None,
-    half: bool = False,
-    whole: bool = True,
-    decodes: bool = False,
-) -> LoadedRun:
+def load_run(path: str | None, device: torch.device, uses: Uses, **how: Any) -> LoadedRun:
     """The model at `run=PATH`: a run folder, or a checkpoint or a folder of weights in one.
 
-    backend, half, whole, decodes: as `load_model` takes them. Raises UserError with how to give a run.
+    uses, how: as `load_model` takes them. Raises UserError with how to give a run.
     """
     if path is None:
         raise UserError(
@@ -71,9 +66,8 @@ def load_run(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = recorded_data(folder / CONFIG)
-    tokenizer, packed = zoo.tokenizer(where), text.pack == "document"
-    how = {"half": half, "packed": packed, "whole": whole, "decodes": decodes}
-    model = load_model(where, device, backend=backend, **how)
+    packed = text.pack == "document"
+    tokenizer, model = zoo.tokenizer(where), load_model(where, device, uses, packed=packed, **how)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
@@ -82,14 +76,23 @@ def load_run(
 
 
 def load_model(
-    path: str | Path, device: torch.device, *, backend: str | None = None, **how: bool
+    path: str | Path,
+    device: torch.device,
+    uses: Uses,
+    *,
+    precision: str = "fp32",
+    backend: str | None = None,
+    packed: bool = False,
 ) -> LanguageModel:
-    """`zoo.load`, of a model that its backend serves here. Raises UserError where it does not.
+    """`zoo.load`, of a model that its backend serves here in these uses (zoo.backends). Raises UserError if not.
 
-    backend: in place of the one that it was trained with; how: what it is for, as `check_backend` takes it.
+    precision: as in trainer.precision; backend: in place of the one that it was trained with; packed: whether it is
+    used on sequences of several documents.
     """
     model = zoo.load(path, device, backend=backend)
-    check_backend(model.config, seq_len=model.seq_len, device=device, remedy=OTHER_BACKEND, **how)
+    half = pick_precision(precision, device) == "bf16"
+    where = {"seq_len": model.seq_len, "device": device, "half": half, "packed": packed}
+    check_backend(model.config, uses, remedy=OTHER_BACKEND, **where)
     return model
 
 

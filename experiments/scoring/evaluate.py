@@ -65,9 +65,8 @@ def evaluate(
         return dict(
             task_scores(str(run), asked, options, precision, pick_device(device), Bar("evaluate", False))
         )
-    place = pick_device(device)
-    how = {"half": pick_precision(precision, place) == "bf16", "whole": not carry, "decodes": carry}
-    loaded = load_run(str(run), place, **how)
+    uses = ("decoding",) if carry else ("scoring",)
+    loaded = load_run(str(run), pick_device(device), uses, precision=precision)
     found = scores(loaded, text, options, precision, Bar("evaluate", False))
     return {name: {**score.metrics(), **about} for name, score, about in found}
 

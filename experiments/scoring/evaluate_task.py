@@ -62,8 +62,7 @@ def task_scores(
             )
     task_set = TaskSet(asked)
     _check_words(task_of(run), task_set.task)
-    precision = pick_precision(precision, device)
-    model = load_model(run, device, backend=backend, half=precision == "bf16")
+    model = load_model(run, device, ("scoring",), precision=precision, backend=backend)
     for name in options.splits:
         sequences = task_set.held_out(name).first(options.windows)
         score = score_sequences(
@@ -71,7 +70,7 @@ def task_scores(
             sequences,
             chance=task_set.task.chance,
             batch_size=options.batch_size,
-            precision=precision,
+            precision=pick_precision(precision, device),
             progress=count_scored(sink, name, sequences.tokens.size),
         )
         yield name, {**score.metrics(), "text": task_set.label}

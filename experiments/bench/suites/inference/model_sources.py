@@ -72,7 +72,8 @@ def _run(path: Path, asked: Config, device: torch.device) -> TimedModel:
     config = dataclasses.replace(config, backend=given_backend(asked) or config.backend)
     half = pick_precision(asked.trainer.precision, device) == "bf16"
     seq_len = card.get("seq_len") or asked.data.seq_len
-    check_backend(config, seq_len=seq_len, device=device, half=half, decodes=True, remedy=OTHER_BACKEND)
+    where = {"seq_len": seq_len, "device": device, "half": half}
+    check_backend(config, ("scoring", "decoding"), remedy=OTHER_BACKEND, **where)
     return TimedModel(
         _name(path, card), config, lambda length: zoo.load(path, device, backend=config.backend)
     )
