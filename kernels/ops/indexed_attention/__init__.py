@@ -11,7 +11,7 @@ from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
 from kernels.ops.lightning_topk import AdaptiveK
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_gate
-from kernels.triton_common import refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["indexed_attention"]
 
@@ -21,7 +21,12 @@ def _refuses(q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, *_args, **_options)
 
 
 OPERATION = Operation("indexed_attention")
-OPERATION.register("triton", composed("triton"), refuses=_refuses, suits=on_cuda)
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.indexed_attention.triton_ops", "indexed_attention_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("numba", indexed_attention_numba, refuses=refuses_numba, suits=always)
 OPERATION.register("torch", indexed_attention_torch, suits=always)
 OPERATION.register("reference", composed("reference"), suits=only_when_named)
@@ -62,13 +67,13 @@ def indexed_attention(
     scale       None: K^(−1/2)
     scores      "sigmoid" or "relu", as in `lightning_topk`
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, numba (fp32 on a CPU, Tq = Tk, nothing packed), torch (fused or not, by cost), triton and
-                reference (the three operations' forms of that name; the loss of fewer queries than keys, which has no
-                Triton form, by its torch form)
+    backend     auto, numba (fp32 on a CPU, Tq = Tk, nothing packed), torch (fused or not, by cost), triton (what auto
+                takes on a GPU; the loss of fewer queries than keys, which has no Triton form, by its torch form), and
+                reference (the three operations' forms of that name)
     returns     o [B, Tq, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
                 v, the loss in the indexer's inputs (once)
 
-    Memory of the fused forms: T²/8 bytes for the selection, linear in T for all else. Numba's has gradients of keys and
+    Memory of the fused forms, and of Triton's where it masks: T²/8 bytes for the selection, linear in T for all else. Numba's has gradients of keys and
     values once for each thread where a batch has fewer sequences than threads.
     Raises ValueError for shapes that do not fit or have no token, and for scores or a backend that are unknown;
     NotImplementedError for forward-mode differentiation, which the reference alone has.

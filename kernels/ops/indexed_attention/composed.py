@@ -38,7 +38,7 @@ def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
         indices = lightning_topk(*indexer, k=rule, scores=scores, **options)
         o = sparse_attention(q, k, v, indices, gate_logits=gate_logits, scale=scale, **options)
         if backend == "triton" and q.shape[1] < k.shape[1]:
-            options["backend"] = "torch"
+            options["backend"] = "torch"  # the loss of fewer queries than keys has no Triton form
         return o, indexer_kl(q, k, *indexer, tau, indices=indices, scale=scale, scores=scores, **options)
 
     return run

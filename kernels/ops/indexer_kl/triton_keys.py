@@ -7,16 +7,17 @@ import triton.language as tl
 
 from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_gradients, index_scores
 from kernels.ops.lightning_topk.triton_scores import index_queries
+from kernels.ops.sparse_attention.triton_selection import chosen_keys
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
-def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, SELECTED: tl.constexpr):
-    """The program's keys [BS] and where they end; without lists these are a chunk of a sequence, or none."""
+def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, KEYS: tl.constexpr):
+    """The program's keys [BS] and where they end; where all are seen these are a chunk of a sequence, or none."""
     block = tl.program_id(0).to(tl.int64)
-    if SELECTED:
+    if KEYS != "all":
         first = block // BLOCKS * T + block % BLOCKS * BS
         end = (block // BLOCKS + 1) * T
     else:
@@ -28,34 +29,42 @@ def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, SELECTED: tl.constexp
 @triton.jit
 def _keys(
     q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, dk, table, cu, lists_first, lists_query, lists_bits,
-    scale, index_scale, T, BLOCKS, G, HKV, K, HI, DI, SELECTED: tl.constexpr, SCORES: tl.constexpr,
+    scale, index_scale, T, N, BLOCKS, G, HKV, K, HI, DI, KEYS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dk_s = Σ_tj ∂loss/∂z_tj,s · q_tj/√d_I over the queries that see key s.
 
     in      attention: q, k, lse; indexer: q_idx, k_idx, w_idx, bias, tau; index_lse, weights of the kernel by query
     out     dk like k_idx
-    layout  table, cu of chunks of BS keys; or lists_first, lists_query, lists_bits of `Selectors` (SELECTED)
+    layout  KEYS "all": table, cu of chunks of BS keys; "list": lists_first, lists_query, lists_bits of `Selectors`;
+            "masked": lists_first and lists_bits [B·T, N], the queries and bits of `Selection`
     """
-    key, key_end = _block_of_keys(table, cu, T, BLOCKS, BS, SELECTED)
+    key, key_end = _block_of_keys(table, cu, T, BLOCKS, BS, KEYS)
     is_key = key < key_end
     first = tl.min(key, axis=0)
     k_tile = load_rows(k_idx, key, is_key, DI, BD)
     tau_value = tl.load(tau).to(tl.float32)
     gradient = tl.zeros((BS, BD), tl.float32)
-    if SELECTED:
+    axis = tl.program_id(0).to(tl.int64) // BLOCKS * T  # of the sequence's first token
+    if KEYS == "list":
         begin = tl.load(lists_first + tl.program_id(0))
         end = tl.load(lists_first + tl.program_id(0) + 1)
+    elif KEYS == "masked":
+        begin = axis + tl.load(lists_first + tl.program_id(0) * 2)
+        end = axis + tl.load(lists_first + tl.program_id(0) * 2 + 1)
     else:
         begin, end = first, key_end
     for start in range(begin, end, BQ):
         place = start + tl.arange(0, BQ)
         exists = place < end
-        if SELECTED:
+        if KEYS == "list":
             # the queries whose lists name a key of the block; bit s says which
             query = tl.load(lists_query + place, mask=exists, other=0)
             bits = tl.load(lists_bits + place, mask=exists, other=0)
             visible = (bits[:, None] >> tl.arange(0, BS).to(tl.int64)[None]) & 1 == 1
+        elif KEYS == "masked":
+            query = place
+            visible = chosen_keys(lists_bits, query, exists, tl.program_id(0) % BLOCKS * BS, N, BS)
         else:
             # the queries from the block's first key on
             query = place
@@ -89,5 +98,5 @@ keys_tuned = Tuned(
         triton.Config({}, num_warps=warps, num_stages=stages)
         for warps, stages in ((4, 2), (8, 2), (8, 1), (4, 1))
     ],
-    ["G", "K", "HI", "DI", "SELECTED", "SCORES"],
+    ["G", "K", "HI", "DI", "KEYS", "SCORES"],
 )

@@ -7,9 +7,10 @@
                        from its first key on or, given indices, over those whose lists name one of the block
 
 The target p is needed for the value and for every gradient, so that all are made in the forward pass, as in the
-torch form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. With indices a
-query is a program that gathers its list; without them a program has a block of queries. Index queries and keys in
-fp16 become fp32: derivatives with respect to a pair's score are below fp16's range.
+torch form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. A program has a block
+of queries and goes over tiles of keys, of which it masks those that indices leave out; where lists are short beside the
+sequence (`masks`), a query is a program that gathers its list. Index queries and keys in fp16 become fp32: derivatives
+with respect to a pair's score are below fp16's range.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
 from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+from kernels.ops.sparse_attention.triton_selection import Selection, masks, selection_of
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded, sum_rows
@@ -40,9 +42,15 @@ class _Call(NamedTuple):
     k: Tensor
     indexer: tuple[Tensor, ...]  # q_idx, k_idx, w_idx, bias, tau
     indices: Tensor | None
+    selection: Selection | None
     scale: float
     scores: str
     cu_seqlens: Tensor | None
+
+    @property
+    def keys(self) -> str:
+        """Which keys a query sees: KEYS of the kernels."""
+        return "all" if self.indices is None and self.selection is None else "list" if self.selection is None else "masked"
 
     @property
     def index_scale(self) -> float:
@@ -63,11 +71,11 @@ class _Sums(NamedTuple):
 
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, scores, cu_seqlens, learns):
+    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, selection, lse, scale, scores, cu_seqlens, learns):
         indexer = (*alike(*_fp16_to_fp32(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         indices = None if indices is None else indices.contiguous()
-        call = _Call(q.contiguous(), k.contiguous(), indexer, indices, scale, scores, cu_seqlens)
-        loss, found = _loss_and_gradients(call, learns)
+        call = _Call(q.contiguous(), k.contiguous(), indexer, indices, selection, scale, scores, cu_seqlens)
+        loss, found = _loss_and_gradients(call, lse, learns)
         ctx.save_for_backward(*found)
         ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
         return loss
@@ -80,21 +88,22 @@ class _IndexerKL(torch.autograd.Function):
             out = torch.empty_like(x, dtype=dtype)
             scale_by[(triton.cdiv(x.numel(), 1024),)](x, grad, out, x.numel(), BLOCK=1024)
             scaled.append(out)
-        return *scaled, *(None,) * 7
+        return *scaled, *(None,) * 9
 
 
 def _fp16_to_fp32(*tensors: Tensor) -> list[Tensor]:
     return [x.to(torch.float32) if x.dtype == torch.float16 else x for x in tensors]
 
 
-def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int]:
+def _tiles(call: _Call, one_query: bool) -> dict[str, int]:
     """Sizes of the kernels, by their names in triton_queries.py.
 
-    With lists a program has one query, whose heads alone have to fill a product's rows.
+    Where a program has one query, its heads alone have to fill a product's rows.
     """
+    q, k, q_idx = call.q, call.k, call.indexer[0]
     group, width = q.shape[2] // k.shape[2], q.shape[3]
     sizes = index_sizes(q_idx)
-    if selected:
+    if one_query:
         sizes["BQ"], sizes["BH"] = 1, max(16, sizes["BH"])
     fewest = triton.cdiv(16, sizes["BQ"])
     heads = min(triton.next_power_of_2(group), MOST_ROWS // sizes["BQ"])
@@ -105,28 +114,37 @@ def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int
         "K": width,
         "BK": padded(width),
         "BG": max(fewest, heads),
-        "SELECTED": selected,
+        "KEYS": call.keys,
     }
 
 
-def _loss_and_gradients(call: _Call, learns: bool) -> tuple[Tensor, list[Tensor]]:
-    """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`."""
-    q, k, indices = call.q, call.k, call.indices
-    q_idx, k_idx, w_idx, _, tau = call.indexer
-    sizes = _tiles(q, k, q_idx, indices is not None)
+def _loss_and_gradients(call: _Call, lse: Tensor | None, learns: bool) -> tuple[Tensor, list[Tensor]]:
+    """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`.
+
+    lse [B, T, H]: attention's log Σ exp, where it has been computed.
+    """
+    q, k, q_idx = call.q, call.k, call.indexer[0]
+    k_idx, w_idx, tau = call.indexer[1], call.indexer[2], call.indexer[4]
+    sizes = _tiles(call, one_query=call.keys == "list")
     cu, table = boundaries(q, call.cu_seqlens), chunk_table(q, call.cu_seqlens, sizes["BQ"])
     fp32 = {"dtype": torch.float32, "device": q.device}
-    sums = _Sums(*(torch.empty(shape, **fp32) for shape in (q.shape[:3], *[q.shape[:2]] * 2)))
     dq, dk, dw = (torch.empty(x.shape if learns else 0, **fp32) for x in (q_idx, k_idx, w_idx))
-    lists = {"T": q.shape[1], "N": 0 if indices is None else indices.shape[2]}
-    of_attention = {name: sizes[name] for name in ("G", "HKV", "K", "BQ", "BG", "BK", "SELECTED")}
-    heads = sizes["HKV"] * triton.cdiv(sizes["G"], sizes["BG"])
-    attention_sums_tuned[(len(table), heads)](
-        q, k, indices, sums.lse, table, cu, call.scale, **lists, **of_attention
-    )
+    if call.selection is not None:
+        chosen, ends = call.selection.bits, call.selection.keys
+    else:
+        chosen, ends = call.indices, None
+    lists = {"T": q.shape[1], "N": 0 if chosen is None else chosen.shape[2]}
+    if lse is None:
+        lse = torch.empty(q.shape[:3], **fp32)
+        of_attention = {name: sizes[name] for name in ("G", "HKV", "K", "BQ", "BG", "BK", "KEYS")}
+        heads = sizes["HKV"] * triton.cdiv(sizes["G"], sizes["BG"])
+        attention_sums_tuned[(len(table), heads)](
+            q, k, chosen, ends, lse, table, cu, call.scale, **lists, **of_attention
+        )
+    sums = _Sums(lse, *(torch.empty(q.shape[:2], **fp32) for _ in range(2)))
     parts = torch.zeros(triton.cdiv(len(table), PARTS) * PARTS, sizes["HI"] + 2, **fp32)
     queries_tuned[(len(table),)](
-        q, k, *call.indexer, indices, *sums, parts, dq, dw, table, cu, call.scale, call.index_scale,
+        q, k, *call.indexer, chosen, ends, *sums, parts, dq, dw, table, cu, call.scale, call.index_scale,
         **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns, SCORES=call.scores,
     )  # fmt: skip
     total = sum_rows(
@@ -139,20 +157,20 @@ def _loss_and_gradients(call: _Call, learns: bool) -> tuple[Tensor, list[Tensor]
 
 def _key_gradient(call: _Call, sums: _Sums, dk: Tensor) -> None:
     """Fill dk [B, T, DI]."""
-    q, k, indices = call.q, call.k, call.indices
-    sizes = _tiles(q, k, call.indexer[0], selected=False)
-    sizes["SELECTED"] = indices is not None
+    q, k = call.q, call.k
     blocks = triton.cdiv(q.shape[1], BLOCK)
-    if indices is None:
-        table, cu = chunk_table(q, call.cu_seqlens, BLOCK), boundaries(q, call.cu_seqlens)
-        lists, programs = (None, None, None), len(table)
+    table, cu, lists, programs, words = None, None, (None, None, None), q.shape[0] * blocks, 0
+    if call.selection is not None:
+        lists, words = (call.selection.queries, None, call.selection.bits), call.selection.bits.shape[2]
+    elif call.indices is not None:
+        inverse = selectors(call.indices, q.shape[1])
+        lists = inverse.first, inverse.query, inverse.bits
     else:
-        inverse = selectors(indices, q.shape[1])
-        table, cu, lists = None, None, (inverse.first, inverse.query, inverse.bits)
-        programs = q.shape[0] * blocks
+        table, cu = chunk_table(q, call.cu_seqlens, BLOCK), boundaries(q, call.cu_seqlens)
+        programs = len(table)
     keys_tuned[(programs,)](
         q, k, *call.indexer, *sums, dk, table, cu, *lists, call.scale, call.index_scale,
-        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, SCORES=call.scores, **sizes,
+        T=q.shape[1], N=words, BLOCKS=blocks, BS=BLOCK, SCORES=call.scores, **_tiles(call, one_query=False),
     )  # fmt: skip
 
 
@@ -166,6 +184,8 @@ def indexer_kl_triton(
     tau: Tensor,
     *,
     indices: Tensor | None = None,
+    selection: Selection | None = None,
+    lse: Tensor | None = None,
     scale: float | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
@@ -173,9 +193,13 @@ def indexer_kl_triton(
     """Compute `kernels.indexer_kl` on a GPU; gradients only where autograd needs them.
 
     q [B, T, H, K], k [B, T, Hkv, K], q_idx [B, T, HI, DI], k_idx [B, T, DI], w_idx [B, T, HI], bias [HI], tau [],
-    indices [B, T, n] or None -> [] in fp32, in nats.
+    indices [B, T, n] or None -> [] in fp32, in nats. From an attention to the same keys may come the selection that
+    indices make and lse [B, T, H], log Σ exp of every query and head.
     """
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _IndexerKL.apply(*indexer, q.detach(), k.detach(), indices, scale, scores, cu_seqlens, learns)
+    if selection is None and indices is not None and masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2]):
+        selection = selection_of(indices, k.shape[1])
+    inputs = (*indexer, q.detach(), k.detach(), indices, selection, lse)
+    return _IndexerKL.apply(*inputs, scale, scores, cu_seqlens, learns)

@@ -5,7 +5,7 @@
 
 Sizes of all kernels of this operation:
 
-    T, N       tokens of a sequence, places of a query's list
+    T, N       tokens of a sequence, places of a query's list or words of its bits
     G, HKV, K  query heads a KV head, KV heads, width of attention; BG, BK: of tiles
     HI, DI     index heads and their width; BH, BD: of tiles
     BQ, BS     queries and keys of a tile
@@ -22,6 +22,7 @@ from kernels.ops.indexer_kl.triton_tiles import (
     attention_queries,
     index_gradients,
     index_scores,
+    key_range,
     seen_keys,
 )
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_queries
@@ -45,16 +46,17 @@ def _log_sum(largest, total):
 
 @triton.jit
 def _attention_sums(
-    q, k, indices, lse, table, cu, scale, T, N, G, HKV, K, SELECTED: tl.constexpr,
+    q, k, indices, ends, lse, table, cu, scale, T, N, G, HKV, K, KEYS: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """lse_th = log Σ_s e^(scale·q_th·k_s) over the keys that t sees, of BQ queries and up to BG heads of one KV head.
 
-    in         q [B·T, H, K], k [B·T, HKV, K]; indices [B, T, N] where SELECTED
+    in         q [B·T, H, K], k [B·T, HKV, K]; indices and ends as in `_queries`
     out        lse [B·T, H] in fp32
     layout     table, cu of chunks of BQ queries
-    sizes      scale; T tokens a sequence; N places of a list; G query heads a KV head; HKV KV heads; K width
-    constants  SELECTED: keys of lists, of one query a program; BQ, BG; BS keys of a tile; BK ≥ K
+    sizes      scale; T tokens a sequence; N places of a list, or words of bits; G query heads a KV head; HKV KV heads;
+               K width
+    constants  KEYS: which a query sees; BQ, BG; BS keys of a tile; BK ≥ K
     """
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
     if sequence >= 0:
@@ -66,8 +68,9 @@ def _attention_sums(
         )
         largest = tl.full((BQ * BG,), float("-inf"), tl.float32)
         total = tl.zeros((BQ * BG,), tl.float32)
-        for start in range(0 if SELECTED else begin, N if SELECTED else stop, BS):
-            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+        start_at, stop_at = key_range(ends, query, exists, begin, stop, N, BS, KEYS)
+        for start in range(start_at, stop_at, BS):
+            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, KEYS)
             # a_th,s = scale·q_th·k_s
             logits = attention_logits(q_tile, k, kv_head, key, is_key, visible, scale, HKV, K, BQ, BG, BS, BK)
             largest, total = _more_exponentials(logits, largest, total)
@@ -78,22 +81,22 @@ def _attention_sums(
 @triton.jit
 def _index_sums(
     q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau, scale, T, N, DI,
-    SELECTED: tl.constexpr, SCORES: tl.constexpr,
+    KEYS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """log Σ_s e^(τ·I_ts) over the keys that t sees, [BQ].
 
     in         of the queries: q_rows [BQ·BH, BD], w_rows, bias_rows [BQ·BH], as `index_queries` loads them; query,
                exists [BQ]: their tokens, and which of them there are
-               of the keys: k_idx [B·T, DI]; indices [B·T, N] or None
+               of the keys: k_idx [B·T, DI]; indices as in `_queries`
                tau, scale: of I and of the products in it
-    range      start_at, stop_at: keys, or places of the list with SELECTED; stop: the key after the last query
+    range      start_at, stop_at: of `key_range`; stop: the key after the last query
     sizes      T, N, DI, as at the top of this file
-    constants  SELECTED: keys come from indices; SCORES: the indexer's activation; tiles: BQ, BH, BS, BD
+    constants  KEYS: which a query sees; SCORES: the indexer's activation; tiles: BQ, BH, BS, BD
     """
     largest, total = tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32)
     for start in range(start_at, stop_at, BS):
-        key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+        key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, KEYS)
         k_tile = load_rows(k_idx, key, is_key, DI, BD)
         # τ·I_ts
         _, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ, BH, SCORES)
@@ -104,31 +107,34 @@ def _index_sums(
 
 @triton.jit
 def _queries(
-    q, k, q_idx, k_idx, w_idx, bias, tau, indices, lse, index_lse, weights, parts, dq, dw, table, cu,
+    q, k, q_idx, k_idx, w_idx, bias, tau, indices, ends, lse, index_lse, weights, parts, dq, dw, table, cu,
     scale, index_scale, T, N, G, HKV, K, HI, DI, SEQUENCES,
-    SELECTED: tl.constexpr, LEARNS: tl.constexpr, SCORES: tl.constexpr,
+    KEYS: tl.constexpr, LEARNS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """The loss and the gradients of the index queries, their weights, the bias and τ.
 
-    in      attention: q, k, lse [B·T, H]; indexer: q_idx, k_idx, w_idx, bias, tau; indices [B·T, N] or None
+    The last queries come first: they see the most keys.
+
+    in      attention: q, k, lse [B·T, H]; indexer: q_idx, k_idx, w_idx, bias, tau; indices: lists [B·T, N] or None, or
+            bits [B·T, N], with their ends, the keys of `Selection`
     out     index_lse [B·T] = log Σ_s e^(τ·I_ts) and weights [B·T], for the keys' gradient; dq, dw like q_idx, w_idx;
             parts [programs, 2 + HI]: each program's loss, d_τ and d_bias
     layout  table, cu of chunks of BQ queries; SEQUENCES: N of the loss
     """
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
+    chunk = tl.num_programs(0) - 1 - tl.program_id(0)
+    sequence, begin, end, first = chunk_bounds(table, cu, chunk, BQ)
     if sequence >= 0:
         query = first + tl.arange(0, BQ)
         exists = query < end
         stop = tl.minimum(first + BQ, end)
-        start_at = 0 if SELECTED else begin
-        stop_at = N if SELECTED else stop
+        start_at, stop_at = key_range(ends, query, exists, begin, stop, N, BS, KEYS)
         tau_value = tl.load(tau).to(tl.float32)
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
         # log Σ_s e^(τ·I_ts)
         log_total = _index_sums(
             q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau_value,
-            index_scale, T, N, DI, SELECTED, SCORES, BQ, BH, BS, BD,
+            index_scale, T, N, DI, KEYS, SCORES, BQ, BH, BS, BD,
         )  # fmt: skip
         length = (end - begin).to(tl.float32)
         # every sequence counts the same, and so does every query of a sequence
@@ -139,7 +145,7 @@ def _queries(
         d_w, d_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
         d_q = tl.zeros((BQ * BH, BD), tl.float32)
         for start in range(start_at, stop_at, BS):
-            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, KEYS)
             # p_ts = mean_h e^(a_th,s − lse_th)
             p = attention_mean(
                 q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK
@@ -177,5 +183,5 @@ _TILES = [
     triton.Config({"BS": size}, num_warps=warps, num_stages=stages)
     for size, warps, stages in ((64, 4, 2), (64, 8, 2), (128, 8, 2), (32, 4, 2), (64, 4, 1))
 ]
-attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "SELECTED"])
-queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "SELECTED", "LEARNS", "SCORES"])
+attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "KEYS"])
+queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "KEYS", "LEARNS", "SCORES"])

@@ -1,4 +1,7 @@
-"""A tile of the indexer's loss: BQ queries and BS keys, either a block of the sequence or those of one list.
+"""A tile of the indexer's loss: BQ queries and BS keys, a block of the sequence, masked or not, or those of one list.
+
+KEYS, a constant of all kernels, says which keys a query sees: "all" up to its own, those of a "list", which is read key
+by key, or those that are not "masked" by bits (`Selection`).
 
 Heads lie in rows (query, head) of one product. Tokens are rows of the axis of B·T, so that a query and the key
 at its place have the same number.
@@ -10,28 +13,47 @@ import triton
 import triton.language as tl
 
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_activations, over_heads
+from kernels.ops.sparse_attention.triton_selection import chosen_keys, key_span
 from kernels.triton_common.tiles import load_rows
 
 
 @triton.jit
-def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELECTED: tl.constexpr):
+def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, KEYS: tl.constexpr):
     """The next BS keys of one query's list or of the axis.
 
-    query int64 [BQ] on the axis of B·T, exists bool [BQ]: the queries, one of them where SELECTED; indices [B, T, N].
-    Returns key int64 [BS], their rows of the axis; is_key bool [BS]; visible bool [BQ, BS], which each query sees.
+    query int64 [BQ] on the axis of B·T, exists bool [BQ]: the queries, one of them where KEYS is "list"; indices: lists
+    [B, T, N], or bits [B, T, N] where KEYS is "masked"; start: a place of the list, of the sequence (masked) or of the
+    axis (all). Returns key int64 [BS], their rows of the axis; is_key bool [BS]; visible bool [BQ, BS], which each
+    query sees.
     """
     place = start + tl.arange(0, BS)
-    if SELECTED:
+    if KEYS == "list":
         index = tl.load(indices + query[:, None] * N + place[None], mask=(place < N)[None], other=-1)
         visible = exists[:, None] & (index >= 0)
         first = query // T * T
         key = tl.reshape(tl.maximum(index, 0).to(tl.int64) + first[:, None], (BS,))
         is_key = tl.reshape(visible, (BS,))
+    elif KEYS == "masked":
+        # queries of a tile are of one sequence of the batch
+        key, is_key = tl.min(query, axis=0) // T * T + place, place < T
+        visible = chosen_keys(indices, query, exists, start, N, BS)
     else:
         key, is_key = place, place < stop
         # s ≤ t
         visible = exists[:, None] & (place[None] <= query[:, None])
     return key, is_key, visible
+
+
+@triton.jit
+def key_range(ends, query, exists, begin, stop, N, BS: tl.constexpr, KEYS: tl.constexpr):
+    """Where `seen_keys` starts and ends: places of a list, of the sequence, or keys of the axis from `begin` on."""
+    if KEYS == "list":
+        first, last = 0, N
+    elif KEYS == "masked":
+        first, last = key_span(ends, query, exists, BS)
+    else:
+        first, last = begin, stop
+    return first, last
 
 
 @triton.jit

@@ -13,19 +13,6 @@ from kernels.triton_common import lazily, refusal
 __all__ = ["sparse_attention"]
 
 
-KERNEL_COST = 24
-"""Masked keys of PyTorch's form that take as long as one key read by the kernel, for one query head to a KV head.
-
-Where both would take equally long, forward and backward, on an H200 (LOG.md, 2026-11-26): measured at 8,192 keys, of
-which 2,048 are selected, and three query heads to one; longer sequences of PyTorch's form are reckoned."""
-
-
-def _suits(q: Tensor, k: Tensor, _v: Tensor, indices: Tensor, **_options) -> bool:
-    """Return whether the kernel is faster on a GPU; it also holds lists of all selected pairs for its backward."""
-    group = q.shape[2] // k.shape[2]
-    return on_cuda(q) and k.shape[1] * group > KERNEL_COST * indices.shape[2]
-
-
 def _refuses(
     q: Tensor, k: Tensor, v: Tensor, *_args, gate_logits: Tensor | None = None, **_options
 ) -> str | None:
@@ -37,7 +24,7 @@ OPERATION.register(
     "triton",
     lazily("kernels.ops.sparse_attention.triton_ops", "sparse_attention_triton"),
     refuses=_refuses,
-    suits=_suits,
+    suits=on_cuda,
 )
 OPERATION.register("torch", sparse_attention_torch, suits=always)
 OPERATION.register("reference", sparse_attention_reference, suits=only_when_named)
@@ -67,12 +54,13 @@ def sparse_attention(
                 l needs the gated output alone, and that of σ(l) the ungated one too; None: no gate
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1); the result does not depend on it
-    backend     auto, triton (gathers; what auto takes on a GPU where Tk·H/Hkv > 24·n), torch (blocks of queries),
-                reference (Tq × Tk memory)
+    backend     auto, triton (what auto takes on a GPU: tiles of all keys, masked, with a bit a pair, up to
+                Tk·H/Hkv = 128·n, and above it the lists' keys one by one), torch (blocks of queries), reference
+                (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
-    Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered;
-    the torch form gathers where that is cheaper than a mask over all keys (n well below T).
+    Softmax in at least fp32. Where keys are gathered, memory is linear in T for a fixed n and work T·n·H·(K + V);
+    the torch form, too, gathers where that is cheaper than a mask over all keys (n well below T).
     Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call;
     NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 2; OrthGSA, step 3.5.

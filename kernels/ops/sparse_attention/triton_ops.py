@@ -1,4 +1,6 @@
-"""Sparse attention by gathering: nothing of size Tq × Tk, work for the selected keys alone.
+"""Sparse attention on a GPU: over tiles of all keys, masked (triton_masked.py), or by gathering, whichever costs less.
+
+By gathering there is nothing of size Tq × Tk, and work for the selected keys alone:
 
     forward   a program has one query and the heads that share a KV head, so that a gathered key serves them all
               in one product; online softmax along the query's list, and the gate, if there is one, before the output is
@@ -22,6 +24,8 @@ from kernels.gradients import first_order
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_backward import key_gradients_tuned, query_gradient_tuned
 from kernels.ops.sparse_attention.triton_forward import forward_tuned
+from kernels.ops.sparse_attention.triton_masked import masked_attention
+from kernels.ops.sparse_attention.triton_selection import masks, selection_of
 from kernels.triton_common.device import padded
 
 MOST_HEADS = 64
@@ -96,4 +100,7 @@ def sparse_attention_triton(
     -> [B, Tq, H, V] in q's dtype, computed in at least fp32.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2]):
+        selection = selection_of(indices, k.shape[1])
+        return masked_attention(q, k, v, selection, gate_logits=gate_logits, scale=scale)[0]
     return _SparseAttention.apply(q, k, v, indices, gate_logits, scale)

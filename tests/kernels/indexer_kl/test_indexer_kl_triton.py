@@ -9,6 +9,7 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_indexer_kl_op import NAMES, layer, losses, selected, signed, zeros_among_logits
 
 from kernels import indexer_kl
+from kernels.ops.sparse_attention import triton_selection
 
 CUT = packed(1, 20, 4)
 
@@ -59,6 +60,13 @@ def test_kernels_equal_the_definition(case):
 def test_half_precision(case, dtype):
     """Attention and indexer in 16 bit, τ in fp32."""
     compare(case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [name for name, (_, _, size) in CALLS.items() if size])
+def test_lists_read_key_by_key_equal_the_definition(case, monkeypatch):
+    monkeypatch.setattr(triton_selection, "MASK_COST", 0)
+    compare(case, torch.float32)
 
 
 def compare(case: str, dtype: torch.dtype) -> None:

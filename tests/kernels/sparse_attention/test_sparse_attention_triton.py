@@ -9,6 +9,7 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_sparse_attention_op import chosen
 
 from kernels import sparse_attention
+from kernels.ops.sparse_attention import triton_selection
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.work import work
 
@@ -53,6 +54,13 @@ CALLS = {
 QUICK = ("one token", "grouped heads")
 
 
+@pytest.fixture(params=["tiles", "lists"])
+def way(request, monkeypatch):
+    """Keys are read in tiles, masked, or one by one: whichever costs less, so that small cases would all be tiles."""
+    monkeypatch.setattr(triton_selection, "MASK_COST", 2**20 if request.param == "tiles" else 0)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CALLS]
 )
@@ -60,7 +68,35 @@ def test_kernels_equal_the_definition(case):
     compare(case, torch.float32)
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_short_lists_in_a_long_sequence_are_read_key_by_key(places):
+    """Two query heads to a KV head and 140 keys: for one place a query 280 heads' keys, above 128; for three, below."""
+    assert triton_selection.masks(2, 1, 140, 3)
+    assert not triton_selection.masks(2, 1, 140, places)
+    inputs = dict(zip("qkv", qkv(1, 140, queries=4, heads=2, kv_heads=1, width=16), strict=True))
+    indices = chosen(1, 4, places, keys=140).to(DEVICE)
+    assert_kernel_agrees(partial(sparse_attention, indices=indices), inputs, torch.float32)
+
+
+def test_bits_name_every_selected_pair_and_the_spans_hold_them():
+    """Two sequences, 30 queries, 200 keys; one query without keys."""
+    indices = without_keys(chosen(2, 30, 9, keys=200, causal=False), 7).to(DEVICE)
+    selection = triton_selection.selection_of(indices, 200)
+    wanted = torch.zeros(2, 30, 201, dtype=torch.bool, device=DEVICE)
+    wanted = wanted.scatter(2, torch.where(indices < 0, 200, indices).long(), True)[..., :200]
+    bits = (selection.bits.unsqueeze(-1) >> torch.arange(32, device=DEVICE)) & 1
+    assert torch.equal(bits.flatten(2)[..., :200].bool(), wanted)
+    assert not bits.flatten(2)[..., 200:].any()
+    for b, t in torch.cartesian_prod(torch.arange(2), torch.arange(30)).tolist():
+        keys = wanted[b, t].nonzero().flatten().tolist()
+        assert selection.keys[b, t].tolist() == ([keys[0], keys[-1] + 1] if keys else [200, 0])
+        for s in keys:
+            first, end = selection.queries[b, s // 64].tolist()
+            assert first <= t < end
+
+
 @HALF
+@pytest.mark.usefixtures("way")
 def test_half_precision(dtype):
     compare("odd widths", dtype)
 
@@ -80,6 +116,7 @@ def gate_case() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("way")
 def test_a_gate_in_the_kernel_equals_the_definition():
     inputs, indices = gate_case()
     assert_kernel_agrees(partial(sparse_attention, indices=indices.to(DEVICE)), inputs, torch.float32)
