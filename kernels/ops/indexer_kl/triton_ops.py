@@ -50,7 +50,13 @@ class _Call(NamedTuple):
     @property
     def keys(self) -> str:
         """Which keys a query sees: KEYS of the kernels."""
-        return "all" if self.indices is None and self.selection is None else "list" if self.selection is None else "masked"
+        return (
+            "all"
+            if self.indices is None and self.selection is None
+            else "list"
+            if self.selection is None
+            else "masked"
+        )
 
     @property
     def index_scale(self) -> float:
@@ -71,7 +77,9 @@ class _Sums(NamedTuple):
 
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, selection, lse, scale, scores, cu_seqlens, learns):
+    def forward(
+        ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, selection, lse, scale, scores, cu_seqlens, learns
+    ):
         indexer = (*alike(*_fp16_to_fp32(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         indices = None if indices is None else indices.contiguous()
         call = _Call(q.contiguous(), k.contiguous(), indexer, indices, selection, scale, scores, cu_seqlens)
@@ -199,7 +207,11 @@ def indexer_kl_triton(
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if selection is None and indices is not None and masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2]):
+    if (
+        selection is None
+        and indices is not None
+        and masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2])
+    ):
         selection = selection_of(indices, k.shape[1])
     inputs = (*indexer, q.detach(), k.detach(), indices, selection, lse)
     return _IndexerKL.apply(*inputs, scale, scores, cu_seqlens, learns)

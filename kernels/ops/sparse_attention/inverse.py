@@ -43,7 +43,9 @@ def selectors(indices: Tensor, keys: int) -> Selectors:
     new = torch.ones_like(pair, dtype=torch.bool)
     new[1:] = pair[1:] != pair[:-1]
     # unused places keep their own slots, all after the pairs': millions of additions to one slot would wait for another
-    place = torch.where(pair == batch * blocks * rows, torch.arange(len(pair), device=pair.device), new.cumsum(0) - 1)
+    place = torch.where(
+        pair == batch * blocks * rows, torch.arange(len(pair), device=pair.device), new.cumsum(0) - 1
+    )
     pairs = torch.full_like(pair, batch * blocks * rows).scatter_(0, place, pair)
     bits = torch.zeros_like(pair).scatter_add_(0, place, torch.ones_like(pair) << code % BLOCK)
     ends = torch.arange(batch * blocks + 1, device=indices.device) * rows

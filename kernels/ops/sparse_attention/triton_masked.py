@@ -187,7 +187,14 @@ key_gradients_tuned = Tuned(
     _key_gradients,
     [
         triton.Config({"BQ": queries}, num_warps=warps, num_stages=stages)
-        for queries, warps, stages in ((64, 4, 2), (128, 4, 3), (64, 4, 3), (128, 8, 2), (32, 4, 1), (16, 8, 1))
+        for queries, warps, stages in (
+            (64, 4, 2),
+            (128, 4, 3),
+            (64, 4, 3),
+            (128, 8, 2),
+            (32, 4, 1),
+            (16, 8, 1),
+        )
     ],
     _KEYS,
 )
@@ -219,7 +226,21 @@ class _MaskedAttention(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         sizes = _sizes(q, k, v, selection)
         query_gradient_tuned[_by_query(q)](
-            q, k, v, selection.bits, selection.keys, gate, y, lse, dy, do, dgate, delta, dq, ctx.scale, **sizes
+            q,
+            k,
+            v,
+            selection.bits,
+            selection.keys,
+            gate,
+            y,
+            lse,
+            dy,
+            do,
+            dgate,
+            delta,
+            dq,
+            ctx.scale,
+            **sizes,
         )
         blocks = selection.queries.shape[1]
         key_gradients_tuned[(blocks, k.shape[2], k.shape[0])](
