@@ -73,8 +73,8 @@ def indexed_attention(
     returns     o [B, Tq, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
                 v, the loss in the indexer's inputs (once)
 
-    Memory of the fused forms, and of Triton's where it masks: T²/8 bytes for the selection, linear in T for all else. Numba's has gradients of keys and
-    values once for each thread where a batch has fewer sequences than threads.
+    Memory of the fused forms, and of Triton's where it masks: T²/8 bytes for the selection, linear in T for all else.
+    Numba's has gradients of keys and values once for each thread where a batch has fewer sequences than threads.
     Raises ValueError for shapes that do not fit or have no token, and for scores or a backend that are unknown;
     NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 1 to 4; OrthGSA, steps 3.3 to 3.5.

@@ -149,7 +149,7 @@ def _key_gradients(
     begin, end = tl.load(span), tl.load(span + 1)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BQ)
     # one head of the group after another, each over all tiles of queries
-    for step in range(0, tiles * G):
+    for step in range(tiles * G):
         place = begin + step // G * BQ + tl.arange(0, BQ)
         exists = place < end
         query = batch * Tq + place

@@ -99,7 +99,7 @@ def _query_spans(ends, spans, Tq, BLOCKS, BN: tl.constexpr):
 
 @triton.jit
 def chosen_keys(bits, query, exists, start, W, BS: tl.constexpr):
-    """Whether queries [rows] of the axis B·Tq select the BS keys from `start`, a multiple of 32, on: bool [rows, BS]."""
+    """Whether queries [rows] of the axis B·Tq select BS keys, from `start`, a multiple of 32, on: bool [rows, BS]."""
     column = tl.arange(0, BS)[None]
     word = bits + query.to(tl.int64) * W + start // 32
     words = tl.broadcast_to(tl.load(word, mask=exists, other=0)[:, None], (query.shape[0], BS))

@@ -70,7 +70,7 @@ def test_kernels_equal_the_definition(case):
 
 @pytest.mark.parametrize("places", [1, 2])
 def test_short_lists_in_a_long_sequence_are_read_key_by_key(places):
-    """140 keys of two query heads to a KV head: more than 128 for each of one or two places, fewer for each of three."""
+    """140 keys of two query heads to a KV head: more than 128 a place of one or two, fewer a place of three."""
     assert triton_selection.masks(2, 1, 140, 3)
     assert not triton_selection.masks(2, 1, 140, places)
     inputs = dict(zip("qkv", qkv(1, 140, queries=4, heads=2, kv_heads=1, width=16), strict=True))
