@@ -1,4 +1,4 @@
-"""The indexer's loss by key: the gradient of the index keys, a block of which belongs to one program."""
+"""The indexer's loss by key: the gradient of the index keys. Programs own a block of them and a part of its queries."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _keys(
-    q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, dk, table, cu, lists_first, lists_query, lists_bits,
-    scale, index_scale, T, N, BLOCKS, G, HKV, K, HI, DI, KEYS: tl.constexpr, SCORES: tl.constexpr,
+    q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, parts, table, cu,
+    lists_first, lists_query, lists_bits, scale, index_scale,
+    T, N, BLOCKS, TOKENS, G, HKV, K, HI, DI, KEYS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dk_s = Σ_tj ∂loss/∂z_tj,s · q_tj/√d_I over the queries that see key s.
 
     in      attention: q, k, lse; indexer: q_idx, k_idx, w_idx, bias, tau; index_lse, weights of the kernel by query
-    out     dk like k_idx
+    out     parts [SPLITS, B·T, DI] in fp32, whose sum is dk: of an equal share of the block's queries each
     layout  KEYS "all": table, cu of chunks of BS keys; "list": lists_first, lists_query, lists_bits of `Selectors`;
             "masked": lists_first and lists_bits [B·T, N], the queries and bits of `Selection`
     """
@@ -54,6 +55,10 @@ def _keys(
         end = axis + tl.load(lists_first + tl.program_id(0) * 2 + 1)
     else:
         begin, end = first, key_end
+    # the first blocks have the most queries: programs that share them end at nearly the same time
+    span = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), tl.num_programs(1)), BQ) * BQ
+    begin += tl.program_id(1) * span
+    end = tl.minimum(begin + span, end)
     for start in range(begin, end, BQ):
         place = start + tl.arange(0, BQ)
         exists = place < end
@@ -81,7 +86,8 @@ def _keys(
         )
         # dk_s = Σ_tj ∂loss/∂z_tj,s·q_tj/√d_I
         gradient += tl.dot(tl.trans(d_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
-    store_rows(dk, key, is_key, gradient * index_scale, DI, BD)
+    part = parts + tl.program_id(1).to(tl.int64) * TOKENS * DI
+    store_rows(part, key, is_key, gradient * index_scale, DI, BD)
 
 
 @triton.jit

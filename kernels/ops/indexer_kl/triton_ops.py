@@ -24,13 +24,15 @@ from torch import Tensor
 from kernels.gradients import first_order
 from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
-from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
+from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes, queries_a_program
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_selection import Selection, masks, selection_of
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded, sum_rows
 
+SPLITS = 4
+"""Programs that share a block of keys: one alone goes over all queries for the first keys, long after others end."""
 PARTS = 32
 """Rows to which the parts of all programs are added first; then these rows are added."""
 
@@ -103,18 +105,19 @@ def _fp16_to_fp32(*tensors: Tensor) -> list[Tensor]:
     return [x.to(torch.float32) if x.dtype == torch.float16 else x for x in tensors]
 
 
-def _tiles(call: _Call, one_query: bool) -> dict[str, int]:
-    """Sizes of the kernels, by their names in triton_queries.py.
+def _tiles(call: _Call, queries: int) -> dict[str, int]:
+    """Sizes of the kernels with so many queries a tile, by their names in triton_queries.py.
 
-    Where a program has one query, its heads alone have to fill a product's rows.
+    Where that is one, its heads alone have to fill a product's rows.
     """
     q, k, q_idx = call.q, call.k, call.indexer[0]
     group, width = q.shape[2] // k.shape[2], q.shape[3]
     sizes = index_sizes(q_idx)
-    if one_query:
-        sizes["BQ"], sizes["BH"] = 1, max(16, sizes["BH"])
+    sizes["BQ"] = queries
+    if queries == 1:
+        sizes["BH"] = max(16, sizes["BH"])
     fewest = triton.cdiv(16, sizes["BQ"])
-    heads = min(triton.next_power_of_2(group), MOST_ROWS // sizes["BQ"])
+    heads = min(triton.next_power_of_2(group), max(1, MOST_ROWS // sizes["BQ"]))
     return {
         **sizes,
         "G": group,
@@ -132,11 +135,11 @@ def _loss_and_gradients(call: _Call, lse: Tensor | None, learns: bool) -> tuple[
     lse [B, T, H]: attention's log Σ exp, where it has been computed.
     """
     q, k, q_idx = call.q, call.k, call.indexer[0]
-    k_idx, w_idx, tau = call.indexer[1], call.indexer[2], call.indexer[4]
-    sizes = _tiles(call, one_query=call.keys == "list")
+    w_idx, tau = call.indexer[2], call.indexer[4]
+    sizes = _tiles(call, 1 if call.keys == "list" else queries_a_program(q_idx.shape[2]))
     cu, table = boundaries(q, call.cu_seqlens), chunk_table(q, call.cu_seqlens, sizes["BQ"])
     fp32 = {"dtype": torch.float32, "device": q.device}
-    dq, dk, dw = (torch.empty(x.shape if learns else 0, **fp32) for x in (q_idx, k_idx, w_idx))
+    dq, dw = (torch.empty(x.shape if learns else 0, **fp32) for x in (q_idx, w_idx))
     if call.selection is not None:
         chosen, ends = call.selection.bits, call.selection.keys
     else:
@@ -158,14 +161,13 @@ def _loss_and_gradients(call: _Call, lse: Tensor | None, learns: bool) -> tuple[
     total = sum_rows(
         sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1), torch.float32
     )
-    if learns:
-        _key_gradient(call, sums, dk)
+    dk = _key_gradient(call, sums) if learns else dq
     return total[0].clone(), [dq, dk, dw, total[2:].clone(), total[1].clone().view_as(tau)]
 
 
-def _key_gradient(call: _Call, sums: _Sums, dk: Tensor) -> None:
-    """Fill dk [B, T, DI]."""
-    q, k = call.q, call.k
+def _key_gradient(call: _Call, sums: _Sums) -> Tensor:
+    """dk [B, T, DI] in fp32."""
+    q, k, k_idx = call.q, call.k, call.indexer[1]
     blocks = triton.cdiv(q.shape[1], BLOCK)
     table, cu, lists, programs, words = None, None, (None, None, None), q.shape[0] * blocks, 0
     if call.selection is not None:
@@ -176,10 +178,20 @@ def _key_gradient(call: _Call, sums: _Sums, dk: Tensor) -> None:
     else:
         table, cu = chunk_table(q, call.cu_seqlens, BLOCK), boundaries(q, call.cu_seqlens)
         programs = len(table)
-    keys_tuned[(programs,)](
-        q, k, *call.indexer, *sums, dk, table, cu, *lists, call.scale, call.index_scale,
-        T=q.shape[1], N=words, BLOCKS=blocks, BS=BLOCK, SCORES=call.scores, **_tiles(call, one_query=False),
+    parts = torch.empty(SPLITS, *k_idx.shape, dtype=torch.float32, device=q.device)
+    keys_tuned[(programs, SPLITS)](
+        q, k, *call.indexer, *sums, parts, table, cu, *lists, call.scale, call.index_scale,
+        T=q.shape[1], N=words, BLOCKS=blocks, TOKENS=q.shape[0] * q.shape[1], BS=BLOCK, SCORES=call.scores,
+        **_tiles(call, _queries_of_keys(call.indexer[0])),
     )  # fmt: skip
+    return sum_rows(parts, torch.float32)
+
+
+def _queries_of_keys(q_idx: Tensor) -> int:
+    """Queries of a tile of the kernel by key: their index heads fill a product's rows, fewer where heads are wide."""
+    heads, width = q_idx.shape[2:]
+    rows = 2 * MOST_ROWS if width <= 64 else MOST_ROWS
+    return max(1, min(64, rows // triton.next_power_of_2(heads)))
 
 
 def indexer_kl_triton(
