@@ -6,6 +6,7 @@ Without a GPU the kernels run in Triton's interpreter (see conftest.py), in fp32
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
@@ -105,6 +106,52 @@ def tensor_cores() -> Iterator[None]:
         return plain(builder, a, b, d, input_precision, *rest)
 
     with mock.patch.object(InterpreterBuilder, "create_dot", create_dot):
+        yield
+
+
+@contextlib.contextmanager
+def maxima_of_a_gpu() -> Iterator[None]:
+    """While inside, the interpreter's maxima and minima drop a NaN unless they are told to keep it, as a GPU's do.
+
+    What a GPU makes of a NaN otherwise, a place among numbers or a whole number, is anything: AssertionError.
+    """
+    if DEVICE == "cuda":
+        yield
+        return
+    import numpy as np
+    from triton._C.libtriton.ir import PROPAGATE_NAN
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps
+
+    plain_clamp, plain_extreme = InterpreterBuilder.create_clampf, ReduceOps.min_max
+
+    def clamp(builder, x, low, high, propagate_nan):
+        if propagate_nan == PROPAGATE_NAN.ALL:
+            return plain_clamp(builder, x, low, high, propagate_nan)
+        return builder.binary_op(builder.binary_op(x, low, np.fmax), high, np.fmin)
+
+    def extreme(reduction, x, val_reduce_op, idx_reduce_op=None):
+        assert idx_reduce_op is None or not np.isnan((x[0] if isinstance(x, tuple) else x).handle.data).any()
+        with np.errstate(invalid="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of nothing but NaN
+            return plain_extreme(reduction, x, val_reduce_op, idx_reduce_op)
+
+    def whole(plain):
+        def convert(builder, x, to):
+            assert not np.isnan(x.data).any(), "a NaN is made a whole number"
+            return plain(builder, x, to)
+
+        return convert
+
+    with contextlib.ExitStack() as stack:
+        for name, function in (
+            ("create_maxnumf", lambda builder, a, b: builder.binary_op(a, b, np.fmax)),
+            ("create_minnumf", lambda builder, a, b: builder.binary_op(a, b, np.fmin)),
+            ("create_clampf", clamp),
+            ("create_fp_to_si", whole(InterpreterBuilder.create_fp_to_si)),
+            ("create_fp_to_ui", whole(InterpreterBuilder.create_fp_to_ui)),
+        ):
+            stack.enter_context(mock.patch.object(InterpreterBuilder, name, function))
+        stack.enter_context(mock.patch.object(ReduceOps, "min_max", extreme))
         yield
 
 

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.dispatch import only_sizes
 from kernels.flops import attention_flops
 from kernels.packing.rectangles import Rectangles
+from kernels.sdpa import sdpa
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 64, 256
 """Queries a block where a mask is needed."""
@@ -129,7 +130,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:
     shared = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=shared, **options)
+    return sdpa(q, k, v, scale=scale, enable_gqa=shared, **options)
 
 
 def _one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

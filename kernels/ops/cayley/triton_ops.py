@@ -76,7 +76,9 @@ def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM
     solved = tl.zeros((BM, N), tl.int32) + tl.where(index < SIZE, -1, N)  # the row of Qᵀ that a row becomes
     for k in range(SIZE):
         entries = tl.sum(tl.where(column == k, left, 0.0), axis=2)
-        largest = tl.argmax(tl.where(solved < 0, tl.abs(entries), -1.0), axis=1)
+        # One that is NaN is taken first: a search among NaNs might end at a row that is solved.
+        size = tl.where(entries == entries, tl.abs(entries), float("inf"))
+        largest = tl.argmax(tl.where(solved < 0, size, -1.0), axis=1)
         chosen = index == largest[:, None]
         pivot = tl.sum(tl.where(chosen, entries, 0.0), axis=1)[:, None]
         # divide the pivot's row by it and subtract its multiples from the others: column k of I − A becomes that of I

@@ -74,7 +74,8 @@ def delta_rule(
                    `output_final_state`. States and arithmetic in at least fp32
 
     H is the number of heads of g and beta; q, k and v may have fewer: head h uses their head ⌊h·Hx/H⌋.
-    Work and memory are linear in T. The torch form reads the boundaries on the host, if there are any.
+    A NaN shows in all that depends on it; triton and torch carry it to other tokens of its chunk too, earlier ones
+    among them. Work and memory are linear in T. The torch form reads the boundaries on the host, if there are any.
     Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call;
     NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10; per channel: Kimi Team 2025 (arXiv:2510.26692), eq. 1.

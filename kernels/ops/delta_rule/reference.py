@@ -28,8 +28,9 @@ def delta_rule_reference(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
+    wide_q, *others, g, beta = (x.to(wide) for x in (q, k, v, g, beta))
     decay = g.exp() if g.dim() == 4 else g.exp().unsqueeze(-1)
-    inputs = [x.to(wide) for x in (q * scale, k, v, decay, beta.unsqueeze(-1))]
+    inputs = [wide_q * scale, *others, decay, beta.unsqueeze(-1)]
     lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
     sequences = zip(*(x.split(lengths, 1) for x in inputs), strict=True)
     shape = (q.shape[0] * len(lengths), *k.shape[2:], v.shape[-1])

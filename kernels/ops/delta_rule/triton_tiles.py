@@ -52,13 +52,14 @@ def from_token(x, first, HEADS, WIDTH):
 def load_gates(g, token, last, head, HEADS, column, K):
     """Gate tile [C, W] in fp32."""
     gate = load_head_rows(g, token, last, head, HEADS, column, K)
-    return tl.maximum(gate.to(tl.float32), LEAST_GATE)
+    return tl.maximum(gate.to(tl.float32), LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def load_shared_gates(g, token, last, head, HEADS):
     """Gates [C] in fp32, that a head's channels share."""
-    return tl.maximum(load_head_scalars(g, token, last, head, HEADS), LEAST_GATE)
+    gate = load_head_scalars(g, token, last, head, HEADS)
+    return tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

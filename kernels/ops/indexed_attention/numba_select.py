@@ -1,7 +1,7 @@
 """The indexer's scores of one query and the keys that it selects, compiled by Numba.
 
 The same order as `lightning_topk`'s: shares I_ts/Σ_j w_tj in fp32 and steps of 2^−40 (a sigmoid's) or scores without
-their last bit (a ReLU's), of equal ones the later key, and the query's own key always.
+their last bit (a ReLU's), of equal ones the later key, NaN above all numbers, and the query's own key always.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ BUCKETS = 1024
 
 COARSE = F(2.0**-17)
 """Numbers from here to its double are 2^−40 apart in fp32, smaller ones less."""
+
+UNKNOWN = F(2)
+"""The share of a score that is NaN: above all others."""
 
 LARGEST = F(np.finfo(F).max / 2)
 """Scores of a ReLU beyond it are equal: the range of all of them is a number then."""
@@ -130,8 +133,8 @@ def count(v, rule):
         k *= F(1) + F(rule.beta) * F(v + math.log1p(math.exp(-v)))
     elif rule.inverse:
         k *= F(math.sqrt(F(rule.reference) / v)) if v > F(0) else F(math.inf)
-    k = k if k > F(rule.least) else F(rule.least)
-    return int(np.rint(k if k < F(rule.most) else F(rule.most)))
+    k = k if k < F(rule.most) else F(rule.most)  # NaN too
+    return int(np.rint(k if k > F(rule.least) else F(rule.least)))
 
 
 @compiled(EXACT)
@@ -144,7 +147,8 @@ def ordered(scores, w, sigmoid, seen, out):
         total = total if total > F(np.finfo(F).tiny) else F(np.finfo(F).tiny)
         for s in range(seen):
             share = scores[s] / total
-            out[s] = share if share >= COARSE else (share + COARSE) - COARSE
+            share = share if share >= COARSE else (share + COARSE) - COARSE
+            out[s] = share if share == share else UNKNOWN
     else:
         for s in range(seen):
             score = from_bits(to_bits(scores[s]) & I(-2))
@@ -175,14 +179,14 @@ def threshold(x, n, wanted, histogram, pool, buckets):
             if buckets[i] == here:
                 pool[kept] = rest[i]
                 kept += 1
-        if kept == size:  # numbers that are none, or a range beyond fp32's
+        if kept == size:  # a range beyond fp32's
             return lowest, wanted
         rest, size = pool, kept
 
 
 @compiled(EXACT)
 def fill_buckets(x, lowest, scale, buckets):
-    """The place of every x [n] among BUCKETS of width 1/scale from `lowest` on; that of numbers that are none is 0."""
+    """The place of every x [n] among BUCKETS of width 1/scale from `lowest` on."""
     for i in range(x.size):
         place = (x[i] - lowest) * scale
         place = place if place > F(0) else F(0)
@@ -209,7 +213,7 @@ def count_buckets(buckets, n, histogram):
 def select(order, own, wanted, histogram, pool, buckets, places):
     """Write the places of the wanted − 1 highest of order[:own], and own, in rising order; return their number.
 
-    Of equal ones the later are taken. places int32 [≥ wanted]; fewer than wanted where scores are no numbers.
+    Of equal ones the later are taken. places int32 [≥ wanted].
     """
     if own < wanted:
         for i in range(own + 1):

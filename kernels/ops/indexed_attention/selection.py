@@ -37,6 +37,5 @@ def select(
     counts = torch.minimum(counts, block.visible.sum(-1))
     rank = best_first(ranks(scores, w, kind), block)
     mask = rank >= lowest_kept(rank, counts).unsqueeze(-1)
-    return Selected(
-        active, scores, mask.logical_and_(block.visible)
-    )  # scores that are no numbers rank anywhere
+    # Weights below 0 rank anywhere.
+    return Selected(active, scores, mask.logical_and_(block.visible))

@@ -41,7 +41,7 @@ def indexer_kl_reference(
         active = torch.sigmoid(similar + bias) if scores == "sigmoid" else torch.relu(similar + bias)
         index = (w_idx.unsqueeze(2) * active).sum(-1)
         chosen = (tau * index).masked_fill(~mask, -torch.inf).log_softmax(-1)
-        loss = torch.where(target > 0, target * (target.log() - chosen), 0).sum(-1)
+        loss = torch.where(target == 0, 0, target * (target.log() - chosen)).sum(-1)
     if cu_seqlens is None:
         return loss.mean()
     sequences = loss[0].split(cu_seqlens.diff().tolist())

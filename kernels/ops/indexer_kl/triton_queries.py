@@ -41,7 +41,7 @@ def _more_exponentials(logits, largest, total):
 @triton.jit
 def _log_sum(largest, total):
     """log Σ e^logit; 0 for nothing, where every logit is −∞ and so every share is 0."""
-    return tl.where(total > 0, largest + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
+    return tl.where(total == 0, 0.0, largest + tl.log(tl.where(total == 0, 1.0, total)))
 
 
 @triton.jit
@@ -154,9 +154,9 @@ def _queries(
             # I_ts = Σ_j w_tj·σ(z_tj,s)
             active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
             # loss_t = Σ_s p_ts·(log p_ts − (τ·I_ts − log Σ_s e^(τ·I_ts)))
-            positive = p > 0
-            log_ratio = tl.log(tl.where(positive, p, 1.0)) - (tau_value * scores - log_total[:, None])
-            loss += tl.sum(tl.where(positive, p * log_ratio, 0.0), axis=1)
+            absent = p == 0
+            log_ratio = tl.log(tl.where(absent, 1.0, p)) - (tau_value * scores - log_total[:, None])
+            loss += tl.sum(tl.where(absent, 0.0, p * log_ratio), axis=1)
             if LEARNS:
                 # ∂loss/∂(τI), ∂loss/∂I and ∂loss/∂z
                 d_scaled, d_score, d_logit = index_gradients(

@@ -121,7 +121,7 @@ def index_gradients(
         # ∂loss/∂z = ∂loss/∂I·w·σ(z)·(1 − σ(z)) of a sigmoid; of a ReLU ∂loss/∂I·w where z > 0
         d_logit = d_score * active * (1 - active) * w_rows[:, None]
     else:
-        d_logit = tl.where(active > 0, d_score * w_rows[:, None], 0.0)
+        d_logit = tl.where(active <= 0, 0.0, d_score * w_rows[:, None])
     return d_scaled, d_score, d_logit
 
 

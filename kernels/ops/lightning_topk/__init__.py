@@ -54,7 +54,7 @@ def lightning_topk(
     """Select the keys that each query attends to, by the lightning indexer's scores.
 
         I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence; σ by `scores`
-        S_t  = {t} ∪ the k_t − 1 other s of highest I_ts,  ties to the later s
+        S_t  = {t} ∪ the k_t − 1 other s of highest I_ts,  ties to the later s,  NaN above all numbers
 
     q_idx       [B, Tq, HI, DI], any floating dtype
     k_idx       [B, Tk, DI], one key a token, shared by the HI index heads. Query i stands at position
@@ -74,7 +74,8 @@ def lightning_topk(
 
     Scores in at least fp32, products summed in fp64 (triton: fp32), so that equal keys get equal scores and tie.
     Scores are ranked in fp32: those of a sigmoid as I_ts/Σ_j w_tj in steps of 2^−40; those of a ReLU, which have no
-    such bound, without the last bit: above all the many that are 0 tie. Work is T²·HI·DI,
+    such bound, without the last bit: above all the many that are 0 tie. A score that is NaN is selected, so that it
+    shows in what is made of the selection; with the variance NaN, an AdaptiveK gives its most keys. Work is T²·HI·DI,
     memory T·(k_max + HI·DI). No gradient passes.
     Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 1, which has the ReLU; the sigmoid gates are those of

@@ -20,9 +20,10 @@ class AdaptiveK:
         seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v, from base·(1 + 0.69·beta)
         inverse  k = clip(base·√(reference/v), least, most)               fewer keys where scores discriminate
 
-    rounded to the nearest integer. For sigmoid scores 0 ≤ v ≤ ¼, of which `inverse` reaches both limits, and
-    `reference` is made for them; for ReLU scores v has no bound, and any other rule needs a reference or beta of
-    its own. Raises ValueError for an unknown rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
+    rounded to the nearest integer; of a v that is NaN, seed and inverse give the most. For sigmoid scores 0 ≤ v ≤ ¼,
+    of which `inverse` reaches both limits, and `reference` is made for them; for ReLU scores v has no bound, and any
+    other rule needs a reference or beta of its own. Raises ValueError for an unknown rule and for sizes that are not
+    1 ≤ least ≤ base ≤ most.
     """
 
     rule: str
@@ -53,7 +54,7 @@ class AdaptiveK:
             k = self.base * (1 + self.beta * F.softplus(variance))
         else:
             k = self.base * torch.sqrt(self.reference / variance)
-        return k.clamp(self.least, self.most).round().to(torch.int64)
+        return k.clamp(self.least, self.most).round().nan_to_num(self.most).to(torch.int64)
 
     def of_number(self, variance: float) -> int:
         """The number of keys for one variance: a decoding step has one, and tensors of one number are slow."""
@@ -62,4 +63,6 @@ class AdaptiveK:
             k *= 1 + self.beta * (variance + math.log1p(math.exp(-variance)))  # softplus, of a number ≥ 0
         elif self.rule == "inverse":
             k = k * math.sqrt(self.reference / variance) if variance > 0 else math.inf
-        return self.base if self.rule == "none" else round(min(max(k, self.least), self.most))
+        return (
+            self.base if self.rule == "none" else round(max(min(self.most, k), self.least))
+        )  # of NaN the most

@@ -26,7 +26,7 @@ def best_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
     row, place = kept.nonzero(as_tuple=True)
     # Places of a row come in rising order: the last of them is the first of the result.
     slot = (kept.sum(-1).cumsum(0) - 1)[row] - torch.arange(len(row))
-    inside = slot < counts[row]  # more are kept only where scores are no numbers, and ranks tie
+    inside = slot < counts[row]  # more are kept only where weights below 0 rank anywhere
     out = torch.full((len(counts), k_max), -1, dtype=torch.int32)
     out[row[inside], slot[inside]] = place[inside].to(torch.int32)
     return out.view(*rank.shape[:2], k_max)

@@ -50,14 +50,14 @@ def lightning_topk_reference(
 
 
 def _shares(scores: Tensor, w: Tensor) -> list[float]:
-    """Scores [S] as shares of Σ_j w_j, in fp32 and whole steps of 2^−40."""
-    return ((scores / w.sum()).float().double() / TIE).round().tolist()
+    """Scores [S] as shares of Σ_j w_j, in fp32 and whole steps of 2^−40; one that is NaN is above all."""
+    return ((scores / w.sum()).float().double() / TIE).round().nan_to_num(torch.inf).tolist()
 
 
 def _cut(scores: Tensor) -> list[float]:
-    """Scores [S] in fp32 without their last bit; −0 is 0."""
+    """Scores [S] in fp32 without their last bit; −0 is 0, and one that is NaN above all that are finite."""
     bits = scores.to(torch.float32).view(torch.int32) & ~1
-    return bits.view(torch.float32).tolist()
+    return torch.where(scores.isnan(), torch.inf, bits.view(torch.float32)).tolist()
 
 
 def _variance(scores: Tensor) -> Tensor:

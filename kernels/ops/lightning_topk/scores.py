@@ -82,7 +82,7 @@ def ranks(scores: Tensor, w: Tensor, kind: str) -> Tensor:
     """Ranks int64 ≥ 0 [B, C, S], distinct for every key of a query: higher for a higher score, then a later key.
 
     scores [B, C, S], compared in fp32: those of a sigmoid as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, those of a
-    ReLU by all but the last bit.
+    ReLU by all but the last bit. A score that is NaN ranks above all that are numbers.
     """
     # The product drops the bits of _shares above those that count.
     steps = _shares(scores, w) if kind == "sigmoid" else _ordered_bits(scores)
@@ -97,24 +97,31 @@ def best_first(rank: Tensor, block: Block) -> Tensor:
 
 
 def _shares(scores: Tensor, w: Tensor) -> Tensor:
-    """I_ts/Σ_j w_tj in steps of 2^−40, int64: counted by the lowest 42 bits."""
+    """I_ts/Σ_j w_tj in steps of 2^−40, int64: counted by the lowest 42 bits. NaN is 1¼, above all shares."""
     share = scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
     # Around 1.5·2^52 an fp64 has steps of 1, and the lowest bits of its pattern count them.
-    return share.float().double().mul_(1 / TIE).add_(1.5 * 2.0**52).view(torch.int64)
+    return share.float().double().nan_to_num_(1.25).mul_(1 / TIE).add_(1.5 * 2.0**52).view(torch.int64)
 
 
 def _ordered_bits(scores: Tensor) -> Tensor:
-    """Integers of 31 bits in the order of fp32 scores: the bits of the magnitude without the last, signed, plus 2³⁰."""
+    """Integers of 31 bits in the order of fp32 scores: the bits of the magnitude without the last, signed, plus 2³⁰.
+
+    The highest of NaN.
+    """
     bits = scores.to(torch.float32).view(torch.int32)
     size = (bits & 0x7FFFFFFF) >> 1
-    return torch.where(bits < 0, -size, size).add_(1 << 30).to(torch.int64)
+    size = torch.where(bits < 0, -size, size).masked_fill_(scores.isnan(), (1 << 30) - 1)
+    return size.add_(1 << 30).to(torch.int64)
 
 
 def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:
     """Population variance of I_ts/H^I over the visible keys: scores [B, C, S], visible [C, S] -> [B, C]."""
     seen = visible.view(torch.uint8).to(scores.dtype)
     n = seen.sum(-1)
-    share = (scores / heads).mul_(seen)
+    share = scores / heads
+    # Without their bits hidden scores are 0, also those that are NaN, which times 0 is NaN.
+    bits = share.view(torch.int32 if share.dtype == torch.float32 else torch.int64)
+    bits.bitwise_and_(visible.to(bits.dtype).neg_())
     centred = share.sub_((share.sum(-1) / n).unsqueeze(-1)).mul_(seen)
     return centred.square_().sum(-1) / n
 

@@ -10,6 +10,7 @@ from kernels.triton_common.tiles import load_rows
 
 _STEPS = tl.constexpr(2.0**40)  # scores I_ts/Σ_j w_tj are compared in steps of 2^−40
 _WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number
+_UNKNOWN = tl.constexpr(2**31 - 2)  # the rank of a score that is NaN: only the query's own key is above it
 
 
 @triton.jit
@@ -71,15 +72,18 @@ def rank(scores, inverse, SCORES: tl.constexpr):
 
     The bits of a non-negative fp32 are in its order. Of a sigmoid it is the share of Σ_j w_tj in steps of 2^−40,
     rounded to whole ones. Of a ReLU it is the score's size without its last bit, which makes room for the sign.
+    A score that is NaN, whatever its bits, ranks above all that are numbers.
     """
     if SCORES == "sigmoid":
         # I_ts/Σ_j w_tj in steps of 2^−40; adding and subtracting 2²³ rounds to whole steps
         steps = scores * inverse[:, None] * _STEPS
         steps = tl.where(steps < _WHOLE, (steps + _WHOLE) - _WHOLE, steps)
         ranked = steps.to(tl.int32, bitcast=True)
+        unknown = steps != steps
     else:
         # the magnitude without its last bit, its sign before it
         bits = scores.to(tl.int32, bitcast=True)
         size = (bits & 0x7FFFFFFF) >> 1
         ranked = tl.where(bits < 0, -size, size) + 0x40000000
-    return ranked
+        unknown = scores != scores
+    return tl.where(unknown, _UNKNOWN, ranked)

@@ -68,7 +68,10 @@ def _joined(seen, mean, squares, scores, visible, HI):
 def _count_wanted(
     counts, query, exists, position, variance, base, least, most, beta, reference, K_MAX, RULE: tl.constexpr
 ):
-    """k_t: how many keys each query keeps, itself included, from `counts` or by AdaptiveK's rule."""
+    """k_t: how many keys each query keeps, itself included, from `counts` or by AdaptiveK's rule.
+
+    A variance that is NaN gives the most.
+    """
     if RULE == "given":
         wanted = tl.load(counts + query, mask=exists, other=1).to(tl.int64)
     elif RULE == "none":
@@ -82,7 +85,7 @@ def _count_wanted(
             # k = base·√(reference/v)
             size = base * tl.sqrt(reference / tl.maximum(variance, 1e-30))
         # clip(k, least, most), rounded to the nearest integer, halves to even
-        size = tl.minimum(tl.maximum(size, least), most)
+        size = tl.where(variance == variance, tl.minimum(tl.maximum(size, least), most), most)
         wanted = ((size + _WHOLE) - _WHOLE).to(tl.int64)  # to the nearest, halves to even
     # 1 ≤ k_t ≤ min(k_max, number of visible keys)
     return tl.minimum(tl.minimum(tl.maximum(wanted, 1), K_MAX), position + 1).to(tl.int32)

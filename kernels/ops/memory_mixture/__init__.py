@@ -82,9 +82,10 @@ def memory_mixture(
     returns        o [B, T, H, V] in v's dtype; the memories after the last tokens [N, M, H, K, V], None unless
                    `output_final_state`. States and arithmetic in at least fp32
 
-    A memory that no token of a sequence names keeps its state bit for bit. Work is that of R·T tokens of the delta
-    rule, not M·T. Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve;
-    NotImplementedError for forward-mode differentiation, which the reference alone has.
+    A memory that no token of a sequence names keeps its state bit for bit. A NaN shows in all that depends on it;
+    triton and torch carry it to other tokens of its chunk in that memory too, earlier ones among them. Work is that of
+    R·T tokens of the delta rule, not M·T. Raises ValueError for shapes that do not fit, and for a backend that is
+    unknown or cannot serve; NotImplementedError for forward-mode differentiation, which the reference alone has.
     Source: Du et al. 2025, MoM (arXiv:2502.13685), section 3; the update: Yang et al. 2024 (arXiv:2412.06464).
     """
     check_memory_mixture(q, k, v, g, beta, routes, weights, initial_state, cu_seqlens)

@@ -36,7 +36,8 @@ def memory_mixture_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
     named = _named(routes, k.shape[2])
-    inputs = [x.to(wide) for x in (q * scale, k, v, g.exp().unsqueeze(-1), beta.unsqueeze(-1), weights)]
+    wide_q, *others, g, beta, weights = (x.to(wide) for x in (q, k, v, g, beta, weights))
+    inputs = [wide_q * scale, *others, g.exp().unsqueeze(-1), beta.unsqueeze(-1), weights]
     lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
     sequences = zip(*(x.split(lengths, 1) for x in (*inputs, named)), strict=True)
     shape = (q.shape[0] * len(lengths), *k.shape[2:], v.shape[-1])

@@ -98,8 +98,8 @@ def nsa_attention(
         o_t  = g_t0·Σ_i p_ti·v^cmp_i + g_t1·attention over the tokens s ≤ t of S_t + g_t2·over t − w < s ≤ t
 
     with l = block_size, d = stride, l' = select_size, n = n_select, w = window. Ties (within 2^−39 of the
-    group's mean) go to the lower j; the selection passes no gradient. A query that sees no block gets
-    0 from the first branch.
+    group's mean) go to the lower j, and a NaN ranks above all numbers; the selection passes no gradient. A query that
+    sees no block gets 0 from the first branch.
 
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     compressed  k [B, M, Hkv, K], v [B, M, Hkv, V]: one row a block, in the order of `nsa_blocks`; M ≥ ⌊(Tk − l)/d⌋ + 1

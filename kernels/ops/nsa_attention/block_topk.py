@@ -17,6 +17,9 @@ TIE = 2.0**-39
 MOST = 1 << 22
 """Selection blocks that a rank has room for."""
 
+UNKNOWN = 1 << 40
+"""The steps of an importance that is NaN: more than those of any share."""
+
 FORCED = (1 << 63) - 1
 """The rank of a block that is always selected."""
 
@@ -72,5 +75,5 @@ def newest_block_topk(p: Tensor, time: int, sizes: Sizes) -> Tensor:
 
 def _ranks(p: Tensor, place: Tensor, sizes: Sizes) -> Tensor:
     """Ranks int64 of the blocks `place` = 0, 1 …: higher for a higher importance, then a lower index."""
-    steps = importance(p, len(place), sizes).double().div_(TIE).round_().to(torch.int64)
+    steps = importance(p, len(place), sizes).double().div_(TIE).round_().nan_to_num_(UNKNOWN).to(torch.int64)
     return steps.mul_(MOST).add_(MOST - 1 - place)

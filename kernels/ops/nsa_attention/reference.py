@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.dispatch import without_autocast
 from kernels.ops.attention.reference import attention_reference, masked_attention
-from kernels.ops.nsa_attention.block_topk import TIE
+from kernels.ops.nsa_attention.block_topk import TIE, UNKNOWN
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
 
 Pair = tuple[Tensor, Tensor]
@@ -102,7 +102,7 @@ def selection(p: Tensor, t: Tensor, time: int, group: int, sizes: Sizes) -> Tens
     blocks = sizes.selectable(time)
     shares = p.detach().double() @ overlap(p.shape[-1], blocks, sizes).to(p.device)
     j, own = torch.arange(blocks, device=p.device), (t // sizes.select_size)[:, None]
-    steps = (shares / group / TIE).round()
+    steps = (shares / group / TIE).round().nan_to_num(nan=UNKNOWN)
     forced = (j == 0) | (j == own) | (j == own - 1)
     steps = steps.masked_fill(forced, torch.inf).masked_fill(j > own, -torch.inf)
     order = steps.argsort(dim=-1, descending=True, stable=True)[..., : sizes.n_select]

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.dispatch import without_autocast
 from kernels.ops.nsa_attention.block_topk import newest_block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.sdpa import sdpa
 
 Pair = tuple[Tensor, Tensor]
 
@@ -37,7 +38,7 @@ def nsa_torch_step(
         blocks = newest_block_topk(weights.mean(2), time, sizes)
         fine = _selected(rotated, selected, blocks, sizes, scale)
         near = (x[:, -sizes.window :].transpose(1, 2).to(wide) for x in sliding)
-        near = F.scaled_dot_product_attention(rotated, *near, scale=scale)
+        near = sdpa(rotated, *near, scale=scale)
         branches = torch.stack((coarse, fine, near), -2).flatten(1, 2)
         out = gates[:, 0].to(wide).unsqueeze(-2) @ branches
     return out.transpose(1, 2).to(q.dtype)

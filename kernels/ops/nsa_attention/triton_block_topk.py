@@ -28,10 +28,15 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def _ranks(importance, block, own):
-    """Ranks int64 [BQ, BJ]: higher is better, at equal importance the lower block; forced ones above, later ones −1."""
-    share = importance * 549755813888.0  # 2^39
+    """Ranks int64 [BQ, BJ]: higher is better, at equal importance the lower block; later ones −1.
+
+    Above all shares are importances that are NaN, above these the forced blocks.
+    """
+    unknown = importance != importance
+    share = tl.where(unknown, 0.0, importance) * 549755813888.0  # 2^39
     # From 2^23 on an fp32 number is whole already, and half more would round it away.
     steps = tl.where(share < 8388608.0, tl.floor(share + 0.5), share).to(tl.int64)
+    steps = tl.where(unknown, (1 << 40) - 1, steps)
     # S_t has {0, b − 1, b}, b = ⌊t/l'⌋
     forced = (block[None] == 0) | (block[None] == own[:, None]) | (block[None] == own[:, None] - 1)
     steps = tl.where(forced, 1 << 40, steps)

@@ -91,9 +91,9 @@ def finish(top, total, out):
 
     top m [R], total [R], out [R, V]: as `absorb` leaves them, in fp32.
     """
-    seen = total > 0
-    whole = tl.where(seen, total, 1.0)
-    return out / whole[:, None], tl.where(seen, top, 0.0) + tl.log2(whole)
+    unseen = total == 0  # not so where a score is NaN, which stays
+    whole = tl.where(unseen, 1.0, total)
+    return out / whole[:, None], tl.where(unseen, 0.0, top) + tl.log2(whole)
 
 
 def fitting(rows: int, *tensors: Tensor) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
+from kernels.sdpa import sdpa
 
 
 def path_step_torch(
@@ -33,7 +33,7 @@ def path_step_torch(
             past.addcmul_(along[..., None], w[:, :, None], value=-1)
         if g is not None:
             forgotten[:, :, :-1] += g[..., None]
-        o = F.scaled_dot_product_attention(
+        o = sdpa(
             q[:, :, None].to(wide),
             keys.to(wide),
             values.to(wide),

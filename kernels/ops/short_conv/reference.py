@@ -19,8 +19,10 @@ def short_conv_reference(
     sequences = list(x) if cu_seqlens is None else list(x[0].split(cu_seqlens.diff().tolist()))
     if state is None:
         state = x.new_zeros(len(sequences), x.shape[2], weight.shape[1] - 1)
+    # Here, not at every token: autograd adds up the weight's gradient in the dtype that tokens use it in.
+    wide = weight.to(torch.promote_types(x.dtype, torch.float32))
     results = [
-        _one_sequence(tokens, weight, before, activation)
+        _one_sequence(tokens, wide, before, activation)
         for tokens, before in zip(sequences, state, strict=True)
     ]
     outputs = [y for y, _ in results]
@@ -31,12 +33,11 @@ def short_conv_reference(
 def _one_sequence(
     tokens: Tensor, weight: Tensor, state: Tensor, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """tokens [n, D], state [D, k−1] -> y [n, D], the state after them."""
-    wide = torch.promote_types(tokens.dtype, torch.float32)
+    """tokens [n, D], weight [D, k] in at least fp32, state [D, k−1] -> y [n, D], the state after them."""
     state, outputs = state.to(tokens.dtype), []
     for token in tokens:
         window = torch.cat([state, token[:, None]], dim=1)
-        y = (window.to(wide) * weight.to(wide)).sum(dim=1)
+        y = (window.to(weight.dtype) * weight).sum(dim=1)
         outputs.append((F.silu(y) if activation == "silu" else y).to(tokens.dtype))
         state = window[:, 1:]
     return torch.stack(outputs) if outputs else tokens, state
