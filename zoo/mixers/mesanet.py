@@ -20,6 +20,8 @@ from zoo.registry import register_mixer
 LAMBDA_FLOOR = 0.25
 FORGETTING = 0.0025
 """The part of the state that a full write forgets: it keeps H below a bound even where γ stays near 1."""
+SOLVED = 1e-4
+"""The relative residual up to which a token counts as solved: errors of outputs were up to four times as large (LOG)."""
 
 
 @dataclass

@@ -5,11 +5,10 @@ Conjugate gradients of H_t + Λ = A, preconditioned by Λ: from x = 0, r = b, z 
     α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← Λ⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 
 Half-precision inputs: A·p is taken from fp16 parts (triton_split_fp16). S is two and the keys are one, exactly. In the
-first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left,
-and one part each, with errors of 2⁻¹² of that, takes four products in place of seven. Where systems are solved the
-result is fp32's; where 30 steps do not solve them (8,192 keys of cosine 0.9: fp32's own rounding leads 1.6e-3 away from
-the definition in fp64) it is about twice as far away, and up to seven times in between. p is held times `shrink`, so
-that it stays in fp16's range while residuals fall.
+first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left, in
+four products in place of seven: along a p that is one part itself, which x moves by as well. (A p that is rounded for
+the products alone ends 30 times as far from the solution: 3e-3 for sixteen keys, 2,048 times, at Λ = 0.25; fp32 1e-5.)
+p is held times `shrink`, so that it stays in fp16's range while residuals fall.
 
 A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
 step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
@@ -123,6 +122,8 @@ def _iterate(
     step = 0
     while (step < steps) & (tl.max(_unsolved(rz, enough).to(tl.int32), axis=0) > 0):
         live = _unsolved(rz, enough)
+        if PARTS == 1:  # along what is multiplied, so that r stays b − A·x
+            p = p.to(tl.float16).to(tl.float32)
         # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
         if PARTS:
             pairs = product_split_left(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
