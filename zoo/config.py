@@ -89,7 +89,7 @@ class ModelConfig:
     layer, repeated up to the depth, or the name of a layout; depth: layers (None: the pattern's own length); d_model:
     width; n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
     weights; backend: kernels' backend, in decoding too (varlen and flash_attn serve whole sequences; a step of decoding
-    then takes what "auto" does).
+    then takes what "auto" does); refused where it does not serve the model's operations.
     """
 
     preset: str | None = None

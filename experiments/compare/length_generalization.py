@@ -63,7 +63,7 @@ def score_longer(plans: Sequence[Plan]) -> None:
 
 def _rows(planned: Plan) -> Iterator[tuple[Any, ...]]:
     device = pick_device(planned.config.device)
-    model = zoo.load(str(planned.folder.path), device)
+    model = zoo.load(str(planned.folder.path), device, backend=planned.config.model.backend)
     for asked in longer_tasks(planned.config):
         task_set = TaskSet(asked)
         score = score_sequences(

@@ -44,7 +44,7 @@ class LoadedRun:
     step: int | None = None
 
 
-def load_run(path: str | None, device: torch.device, uses: Uses, **how: Any) -> LoadedRun:
+def load_run(path: str | None, device: torch.device, uses: Uses = ("scoring",), **how: Any) -> LoadedRun:
     """The model at `run=PATH`: a run folder, or a checkpoint or a folder of weights in one.
 
     uses, how: as `load_model` takes them. Raises UserError with how to give a run.

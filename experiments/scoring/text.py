@@ -213,7 +213,7 @@ def score_best(
     Scores by document, or of a task by position and difficulty, are written into the folder. shards: the processes that
     score texts together (`token_losses`), of which the main one writes.
     """
-    model = zoo.load(folder, device)
+    model = zoo.load(folder, device, backend=config.model.backend)
     if isinstance(corpus, TaskSet):
         answered = {name: score_task(model, config, corpus, name, device, sink) for name in splits}
         write_answers(folder, answered)

@@ -48,7 +48,7 @@ def attention(
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1], 0 … T: B = 1, Tq = Tk, and tokens [cu[i], cu[i+1]) are a sequence of their own
     backend     auto, torch (SDPA), varlen (PyTorch's FlashAttention: CUDA, 16 bit), flash_attn (the package,
-                if installed), reference (definition, any dtype)
+                version 2, 3 or 4), reference (definition, any dtype)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T, except for `reference`.

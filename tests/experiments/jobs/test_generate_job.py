@@ -135,7 +135,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(go: Go, capsys, o
 
 
 def test_a_seed_out_of_range_is_refused_before_a_model_is_loaded(go: Go, monkeypatch):
-    monkeypatch.setattr(generate, "load_run", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(generate, "load_run", lambda *_, **_how: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match="seed=-1"):
         go(-1, prompt="alpha")
 

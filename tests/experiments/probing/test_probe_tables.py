@@ -358,7 +358,7 @@ def probed(tmp_path, monkeypatch):
     """Probes a run of step 4, whose tables are given, and returns its folder."""
     loaded = LoadedRun(None, None, tmp_path, DataConfig(), step=1)
     monkeypatch.setattr(probe_run, "task_of", lambda place: None)
-    monkeypatch.setattr(probe_run, "load_run", lambda *_: loaded)
+    monkeypatch.setattr(probe_run, "load_run", lambda *_, **_how: loaded)
     monkeypatch.setattr(probe_run, "load_corpus", lambda *_: SimpleNamespace(splits={}))
     monkeypatch.setattr(probe_run.saved_weights, "find", lambda run, at: (run, 4))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)

@@ -139,7 +139,7 @@ def test_which_sequences_of_a_task_are_scored(monkeypatch):
 
     monkeypatch.setattr(evaluate_task, "score_sequences", score)
     monkeypatch.setattr(evaluate_task, "task_of", lambda run: data)
-    monkeypatch.setattr(evaluate_task.zoo, "load", lambda run, device: f"model of {run}")
+    monkeypatch.setattr(evaluate_task, "load_model", lambda run, *_, **_how: f"model of {run}")
 
     def lines() -> Iterator[str]:
         for keys in (
