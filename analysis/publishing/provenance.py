@@ -143,19 +143,24 @@ def _pass(run: str, record: dict[str, Any]) -> Pass:
 def origins(results: Results, source: str) -> list[str]:
     """Return the origin of each text, one sentence each. Raises ResultsError where it is not known."""
     drawn = results.of_tasks.runs["training_set"].unique()
-    texts = results.of_text.runs[["data", "training_set"]].drop_duplicates().itertuples(index=False)
+    sets = ["data", "training_set", "validation_set", "test_set"]
+    texts = results.of_text.runs[sets].drop_duplicates().itertuples(index=False)
     found, unknown = [], []
-    for name, training in texts:
+    for name, training, *scored in texts:
         public = PUBLIC.get(name)
-        own = name not in PUBLIC or (name.startswith("wikitext") and not training.endswith("-raw-v1 train"))
-        if public and own:
-            public = f"validation and test: {public}"
+        wikitext = name.startswith("wikitext")
+        own = name not in PUBLIC or (wikitext and not training.endswith("-raw-v1 train"))
+        others = [text for text in scored if wikitext and not text.startswith("wikitext-")]
+        if public and (own or others):
+            parts = ["training"] * (not own) + ["validation and test"] * (not others)
+            public = f"{parts[0]}: {public}" if parts else None
         found += [f"{name}: {public}"] if public else []
-        unknown += [f"{name} trained on {training}"] if own else []
+        unknown += [(f"{name} trained on", training)] if own else []
+        unknown += [(f"{name} scored on", text) for text in others]
     if unknown and not source:
         raise ResultsError(
-            f"where can its text be had ({', '.join(unknown)})? Say so: "
+            f"where can its text be had ({', '.join(map(' '.join, unknown))})? Say so: "
             "'source=\"what it is, where it comes from, its licence\"'"
         )
     found += [f"{text}: drawn by this program, as often as a run asks for" for text in drawn]
-    return found + [f"{text.partition(' trained on ')[2]}: {source}" for text in unknown]
+    return found + [f"{text}: {source}" for text in dict.fromkeys(text for _, text in unknown)]

@@ -3,25 +3,26 @@
 Adding one is a class here with `@register_tokenizer`, and an entry of `zoo.tokenization.RESTORE`, which reads what it
 saved. Byte-pair encoding: Sennrich et al. 2016; on bytes: Radford et al. 2019 (GPT-2's 50,257 entries, whose files are
 under the MIT licence).
+
+Pieces: GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`, and English contractions) splits a
+text into words: runs of letters, of digits, of other characters, of blanks. A text can be cut between two words, except
+behind a blank: blanks at the end of a text are one word.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 
 from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
-from experiments.data.pieces import pieces
-from experiments.system import preemption
+from experiments.data.tokenizer_training import train_on
 from zoo.errors import UserError
 from zoo.tokenization import (
     SEPARATOR,
@@ -32,6 +33,13 @@ from zoo.tokenization import (
     parallel,
 )
 
+PIECE = 1 << 16
+LONGEST_WORD = 1024
+"""Characters of a word that stays whole. Training a BPE takes time with the square of a word's length."""
+
+_BLANK = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s of the pre-tokenizer
+_ENDS_WORD = re.compile(r"[\t\n\r ](?=\S)|(?<=[^\W_])(?=[\W_])|(?<=[A-Za-z])(?=[0-9])")
+_STEP = LONGEST_WORD // 2
 _TRAINER_VERSION = 1
 _SMALLEST, _LARGEST = 257, 2**20  # entries of a BPE that is trained
 _TRAINED_FILE = "tokenizer.json"
@@ -56,7 +64,7 @@ class TokenizerKind(Protocol):
         cache: Path,
         progress: bool = False,
     ) -> Tokenizer:
-        """The tokenizer, with bars on stderr where it takes long and progress is asked for.
+        """The tokenizer. progress: say on stderr how far it is, where it takes long.
 
         texts: returns a new iterator over the training documents; training: hash of their content.
         """
@@ -102,11 +110,76 @@ def assemble(model: models.BPE) -> Backend:
     return backend
 
 
+def _all_numbers(text: str) -> bool:
+    return text.isnumeric() and not any(map(str.isalpha, text))  # some letters are numerals
+
+
+_KINDS = (  # of a word's characters: whether a text has no others
+    str.isalpha,
+    _all_numbers,
+    re.compile(rf"(?:[^\w{_BLANK}]|_)+").fullmatch,
+    re.compile(rf"[{_BLANK}]+").fullmatch,
+)
+
+
+def pieces(text: str, length: int = PIECE) -> Iterator[str]:
+    """Pieces of ``text`` of about ``length`` characters whose tokens, joined, are those of the whole text.
+
+    A word of more than LONGEST_WORD characters (a sequence of bases, a line in a language without blanks) is cut, in
+    the same places whatever the length, and its tokens do not go over a cut. This bounds the time of training and the
+    memory of one call, and lets one long document use all cores.
+    """
+    start = 0
+    for end in [*_cuts_in_words(text), len(text)]:
+        while end - start > length:
+            cut = _word_end(text, start + length, min(end, start + length + 4 * LONGEST_WORD))
+            if cut is None:
+                break
+            yield text[start:cut]
+            start = cut
+        if start < end or not text:
+            yield text[start:end]
+        start = end
+
+
+def has_long_words(text: str) -> bool:
+    """Return whether `pieces` cuts inside a word of the text."""
+    return next(_cuts_in_words(text), None) is not None
+
+
+def _word_end(text: str, start: int, stop: int) -> int | None:
+    """The first place in text[start:stop] at which it can be cut between two words; None: there is none."""
+    found = _ENDS_WORD.search(text, start, stop)
+    if found:
+        return found.start()
+    # Letters and numbers in turn, not all of ASCII.
+    places = (i for i in range(start, stop) if text[i - 1].isalnum())
+    return next((i for i in places if text[i - 1].isalpha() != text[i].isalpha()), None)
+
+
+def _cuts_in_words(text: str) -> Iterator[int]:
+    """Places every LONGEST_WORD characters in longer words. It looks at steps so short that such a word fills one."""
+    place = 0
+    while len(step := text[place : place + _STEP]) == _STEP:
+        kind = next((kind for kind in _KINDS if kind(step)), None)
+        if kind:
+            start, end = place, place + _STEP
+            while start and kind(text[start - 1]):
+                start -= 1
+            for length in (_STEP, 1):
+                while kind(text[end : end + length]):
+                    end = min(end + length, len(text))
+            yield from range(start + LONGEST_WORD, end, LONGEST_WORD)
+            place = end - end % _STEP
+        else:
+            place += _STEP
+
+
 def train(texts: Iterable[str], vocab_size: int, progress: bool = False) -> BytePairTokenizer:
     """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
 
     A text too small for so many merges gives fewer entries. The result depends on nothing but texts and size.
-    progress: show bars on stderr from the first second on. Signals are acted upon meanwhile.
+    progress: say on stderr how far it is, where it takes long. Signals are acted upon meanwhile.
     """
     backend = assemble(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -115,64 +188,10 @@ def train(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Byte
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    work = _Training(texts, lambda fed: backend.train_from_iterator(fed, trainer))
-    with parallel(), tqdm(desc="training a tokenizer: reading", **_bar(progress)) as meter:
-        work.finish(meter)
+    fed = (piece for text in texts for piece in pieces(text))
+    with parallel():
+        train_on(fed, lambda pieces: backend.train_from_iterator(pieces, trainer), progress)
     return BytePairTokenizer("bpe", backend)
-
-
-def _bar(progress: bool) -> dict[str, Any]:
-    every = 0.5 if sys.stderr.isatty() else 10.0
-    shape = {"unit": " characters", "unit_scale": True, "dynamic_ncols": True}
-    return {**shape, "delay": 1, "miniters": 0, "mininterval": every, "disable": not progress}
-
-
-class _Training:
-    """Training in a thread of its own: the library comes back to Python, which handles signals, at its end only.
-
-    call: trains on the pieces that it is given.
-    """
-
-    def __init__(self, texts: Iterable[str], call: Callable[[Iterator[str]], None]) -> None:
-        self.texts, self.call = texts, call
-        self.read, self.reading, self.stopped = 0, True, False
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._work, daemon=True)
-
-    def finish(self, meter: tqdm) -> None:
-        """Train to the end. Raises what the texts or the library raise, and Paused where room is to be made."""
-        self.thread.start()
-        try:
-            while self.thread.is_alive():
-                self.thread.join(0.1)
-                meter.update(self.read - meter.n)
-                if not self.reading:
-                    meter.set_description("training a tokenizer: merging", refresh=False)
-                if (told := preemption.received()) is not None:
-                    raise preemption.Paused(
-                        f"told to make room ({told.name}) while a tokenizer is trained; the same command begins it anew"
-                    )
-        except BaseException:
-            self.stopped = True
-            self.thread.join(1)  # while it reads, it ends at once; at the end of this process else
-            raise
-        if self.error is not None:
-            raise self.error
-
-    def _work(self) -> None:
-        try:
-            self.call(self._fed())
-        except BaseException as error:
-            self.error = error
-
-    def _fed(self) -> Iterator[str]:
-        for text in self.texts:
-            for piece in pieces(text):
-                if self.stopped:
-                    raise InterruptedError
-                self.read += len(piece)
-                yield piece
-        self.reading = False
 
 
 @register_tokenizer("bpe")

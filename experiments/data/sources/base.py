@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import DataConfig
-from experiments.data.pieces import has_long_words
+from experiments.data.tokenizer_kinds import has_long_words
 from zoo.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 EVALUATION_SHARE = 20
 """One document in EVALUATION_SHARE is for testing, and one for validation."""
+
+PACKED = ".gz"
 
 SOURCES: dict[str, Source] = {}
 
@@ -128,6 +130,20 @@ def expand_glob(pattern: str) -> list[Path]:
     fixed = fixed_part(pattern)
     wild = Path(pattern).expanduser().relative_to(fixed)
     return sorted(Path(name) for name in glob.glob(os.path.join(glob.escape(fixed), wild), recursive=True))
+
+
+def kind_of(file: Path) -> str:
+    """The end of a file's name in lower case, without .gz where it is packed."""
+    name = Path(file.name.lower())
+    if name.suffix == PACKED and (inner := Path(name.stem).suffix) != ".parquet":
+        return inner
+    return name.suffix
+
+
+def file_state(file: Path) -> tuple[int, int, int]:
+    """Size and times of a file: what is remembered of it holds as long as they do."""
+    info = file.stat()
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def files_stamp(files: Iterable[Path], settled_ns: int = _SETTLED_NS) -> list[list[Any]] | None:

@@ -13,16 +13,17 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from experiments.data.sources.base import PACKED, file_state, kind_of
 from zoo.errors import UserError
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 TABLES = (".parquet", *_SEPARATORS, *_JSON)
-_PACKED = ".gz"
 _SHOWN = 12  # names of columns in a message
 
 
@@ -34,23 +35,19 @@ class NoTable(UserError):
     """A file of JSON holds something else than a table."""
 
 
-def kind_of(file: Path) -> str:
-    """The end of a file's name in lower case, without .gz where it is packed."""
-    name = Path(file.name.lower())
-    if name.suffix == _PACKED and (inner := Path(name.stem).suffix) != ".parquet":
-        return inner
-    return name.suffix
-
-
-def read_bytes(file: Path) -> bytes:
-    """The bytes of a file, unpacked where its name ends in .gz. Raises UserError where it cannot be read."""
+def unpack(file: Path) -> bytes:
+    """The bytes in a gzip file. Raises UserError where it is none or damaged."""
     with _readable(file):
-        raw = file.read_bytes()
-        return gzip.decompress(raw) if file.suffix.lower() == _PACKED else raw
+        return gzip.decompress(file.read_bytes())
 
 
 def check_table(file: Path, column: str) -> None:
     """Raise UserError as `read_table` does, up to the first value of ``column``; of parquet for its schema alone."""
+    _check(file, column, *file_state(file))
+
+
+@cache
+def _check(file: Path, column: str, *_state: int) -> None:
     if kind_of(file) in (*_JSON, *_SEPARATORS):
         next((value for value in read_table(file, column) if value is not None), None)
     else:
@@ -183,7 +180,7 @@ def _no_column(file: Path, column: str, names: list[str]) -> NoColumn:
 def _opened(file: Path) -> Iterator[TextIO]:
     with (
         _readable(file),
-        gzip.open(file) if file.suffix.lower() == _PACKED else file.open("rb") as raw,
+        gzip.open(file) if file.suffix.lower() == PACKED else file.open("rb") as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as lines,
     ):
         yield lines

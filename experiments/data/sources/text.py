@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,38 +17,41 @@ from typing import Any
 from experiments.data.config import DataConfig
 from experiments.data.sources.base import (
     EVALUATION_SHARE,
+    PACKED,
     SPLITS,
     Contents,
     Document,
     Source,
     count_lines,
+    file_state,
     files_stamp,
     fixed_part,
+    kind_of,
     refuse,
     register_source,
 )
-from experiments.data.sources.text_files import (
-    Found,
-    decode_text,
-    find,
-    is_table,
-    listed,
-    read_text,
-    state,
-    texts,
-)
+from experiments.data.sources.folders import find_files
+from experiments.data.sources.tables import TABLES, NoColumn, check_table, read_table, unpack
 from zoo.errors import UserError
 
-__all__ = ["Text", "corpus_name", "cut_text", "decode_text", "read_text", "splits_of_digests", "whole_files"]
-
+_COLUMN = "text"  # of tables, unless data.text_column names another
 _HELD_OUT = ("test", "validation")
 _LARGEST_SHARE = 0.1
 _SHORTEST_CUT = 50
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "gzip: let its name end in .gz",
+    b"PAR1": "parquet: let its name end in .parquet",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"BZh": "packed by bzip2: unpack it",
+    b"\xfd7zXZ": "packed by xz: unpack it",
+    b"(\xb5/\xfd": "packed by zstd: unpack it",
+    b"%PDF": "PDF: take the text out of it",
+}
 
 
 @register_source("text")
 class Text(Source):
-    """Splits that the names of files tell (`text_files.by_split`) are taken as they are.
+    """Splits that the names of files tell (`folders.by_split`) are taken as they are.
 
     Those that no name tells, or all, are taken from the training text: whole documents if there are at least 20 and
     none holds over 10 % of the bytes, else parts of each. Whole documents: by SHA-256 of their content
@@ -86,33 +90,83 @@ class Text(Source):
 
     def told(self, cfg: DataConfig, read: Contents) -> str:
         """The files, where each split comes from, and what is left out."""
-        found, missing = find(cfg), _missing(find(cfg))
+        found = find(cfg)
         splits = [
-            f"{split} from {listed([file.name for file in files])}" for split, files in found.splits.items()
+            f"{split} from {_listed([file.name for file in files])}" for split, files in found.splits.items()
         ]
-        if missing:
+        if found.missing:
             how = "of whole documents" if _stay_whole(found) else "of the end of each document"
-            splits.append(f"{' and '.join(missing)} {how}" + " for training" * bool(found.splits))
+            splits.append(f"{' and '.join(found.missing)} {how}" + " for training" * bool(found.splits))
         documents = ", ".join(f"{part['documents']:,} {split}" for split, part in read.items())
         return f"{told_files(cfg, found)}; {', '.join(splits)}; documents: {documents}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What ``data.path`` names.
+
+    files: those that are read, sorted. splits: the same by split, where their names tell, else empty.
+    column: the one of tables. left_out: names or kinds of other files, with their number.
+    """
+
+    files: list[Path]
+    splits: dict[str, list[Path]]
+    column: str
+    left_out: Counter
+
+    @property
+    def tables(self) -> list[Path]:
+        """The files that are read by their rows."""
+        return [file for file in self.files if kind_of(file) in TABLES]
+
+    @property
+    def missing(self) -> list[str]:
+        """The splits that no file's name tells; they are taken from the training text."""
+        return [split for split in _HELD_OUT if split not in self.splits]
+
+    @property
+    def training(self) -> list[Path]:
+        """The files of training text, from which other splits may have to be taken."""
+        return self.splits.get("train", self.files)
+
+
+def find(cfg: DataConfig) -> Found:
+    """The files of ``data.path``. Raises UserError if there are none, or if a table has no column of texts."""
+    if not cfg.path:
+        raise UserError(
+            "data.name=text needs data.path: a UTF-8 text file, a table (parquet, CSV, TSV, JSON lines), a folder of "
+            "these, or a glob"
+        )
+    path, column = Path(cfg.path).expanduser(), cfg.text_column or _COLUMN
+    try:
+        files, splits, left_out = ([path], {}, Counter()) if path.is_file() else find_files(cfg.path, column)
+        found = Found(files, splits, column, left_out)
+        for file in found.tables:
+            check_table(file, column)
+    except NoColumn as error:
+        raise UserError(f"{error}; name its column of texts with data.text_column=...") from error
+    if cfg.text_column is not None and not found.tables:
+        raise UserError(
+            f"data.text_column={column} is of tables, and there is none in data.path={cfg.path}; leave it out"
+        )
+    return found
 
 
 def told_files(cfg: DataConfig, found: Found | None = None) -> str:
     """How many files are read, and what of them and beside them is left out."""
     found = found or find(cfg)
-    tables = [file for file in found.files if is_table(file)]
     left_out = [f"{name} ({n:,})" if n > 1 else name for name, n in sorted(found.left_out.items())]
-    if blank := sum(not size for file in tables for _, size in _measured(file, found.column)):
+    if blank := sum(not size for file in found.tables for _, size in _measured(file, found.column)):
         left_out.append(f"rows without text ({blank:,})")
-    if _missing(found):
-        measured = (_measured(file, found.column) for file in _pool(found))
+    if found.missing:
+        measured = (_measured(file, found.column) for file in found.training)
         copies = Counter(digest for units in measured for digest, size in units if size)
         if again := copies.total() - len(copies):
             left_out.append(f"documents equal to others ({again:,})")
     return (
         f"data.path={cfg.path}: {len(found.files):,} file{'s' * (len(found.files) > 1)}"
-        + f", column '{found.column}'" * bool(tables)
-        + f"; left out: {listed(left_out)}" * bool(left_out)
+        + f", column '{found.column}'" * bool(found.tables)
+        + f"; left out: {_listed(left_out)}" * bool(left_out)
     )
 
 
@@ -120,7 +174,7 @@ def whole_files(cfg: DataConfig) -> Iterator[Document]:
     """Every document that ``data.path`` names, not split; documents of equal content once."""
     found, seen = find(cfg), set()
     for file in found.files:
-        for text in texts(file, found.column):
+        for text in _texts(file, found.column):
             if text and text not in seen:
                 yield Document(text, count_lines(text))
             seen.add(text)
@@ -135,16 +189,63 @@ def corpus_name(place: str) -> str:
     return "/".join(path.parts[max(1, fixed - 1) :])
 
 
-def _missing(found: Found) -> list[str]:
-    """The splits that no file's name tells; they are taken from the training text."""
-    return [split for split in _HELD_OUT if split not in found.splits]
+def _texts(file: Path, column: str) -> Iterator[str]:
+    """The texts of a file: the whole of it, or the rows of a table, "" for one without.
+
+    Raises UserError for an empty file, and for what is no text.
+    """
+    if kind_of(file) not in TABLES:
+        yield read_text(file)
+        return
+    for number, value in enumerate(read_table(file, column), 1):
+        if value is None or not value.strip():
+            yield ""
+            continue
+        try:
+            yield decode_text(value.encode(), f"{file}: row {number}", "leave the row out")
+        except UnicodeEncodeError as error:
+            raise UserError(f"{file}: row {number} holds half of a character; leave the row out") from error
+
+
+def read_text(file: Path) -> str:
+    """The text of ``file``. Raises UserError if it is empty or, with the offset, if it is not UTF-8."""
+    try:
+        raw = unpack(file) if file.suffix.lower() == PACKED else file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise UserError(f"{file} is empty; give a file with text, or a glob that leaves it out")
+    for start, what in _OTHER_FORMATS.items():
+        if raw.startswith(start):
+            raise UserError(f"{file} is {what}, or leave it out with a glob")
+    return decode_text(raw, str(file), "leave it out with a glob")
+
+
+def decode_text(raw: bytes, place: str, otherwise: str) -> str:
+    """The text of UTF-8 bytes, without a byte order mark, a single newline at every line end.
+
+    place: where the bytes come from; otherwise: what a person can do besides converting them. Raises UserError with
+    the offset for bytes that are no UTF-8, and for NUL.
+    """
+    nul = raw.find(b"\0")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if nul < 0 or error.start < nul:
+            raise UserError(
+                f"{place} is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}; convert it "
+                f"(iconv -f ENCODING -t UTF-8), or {otherwise}"
+            ) from error
+    if nul >= 0:
+        raise UserError(f"{place} is binary, not text: byte {nul} is NUL; {otherwise}, or convert it")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _texts_of(found: Found, split: str) -> Iterator[str]:
-    missing = _missing(found)
+    missing = found.missing
     if found.splits and (split != "train" or not missing) and split not in missing:
         for file in found.splits[split]:
-            yield from filter(None, texts(file, found.column))
+            yield from filter(None, _texts(file, found.column))
         return
     # With one split to take, it gets the last part, and training the one before that, too.
     home = {"train": "train", "validation": "train", "test": missing[0]}
@@ -152,11 +253,11 @@ def _texts_of(found: Found, split: str) -> Iterator[str]:
         home |= {name: name for name in _HELD_OUT}
     homes = splits_of_digests(_sizes(found)) if _stay_whole(found) else {}
     seen: set[str] = set()
-    for file in _pool(found):
+    for file in found.training:
         measured = _measured(file, found.column)
         if homes and not any(size and home[homes[digest]] == split for digest, size in measured):
             continue
-        for (digest, _), text in zip(measured, texts(file, found.column), strict=True):
+        for (digest, _), text in zip(measured, _texts(file, found.column), strict=True):
             if not text or digest in seen:
                 continue
             seen.add(digest)
@@ -168,13 +269,9 @@ def _texts_of(found: Found, split: str) -> Iterator[str]:
                 yield part
 
 
-def _pool(found: Found) -> list[Path]:
-    return found.splits.get("train", found.files)
-
-
 def _sizes(found: Found) -> dict[str, int]:
     """Content hash -> bytes of each document that splits are taken from."""
-    return {digest: n for file in _pool(found) for digest, n in _measured(file, found.column) if n}
+    return {digest: n for file in found.training for digest, n in _measured(file, found.column) if n}
 
 
 def _stay_whole(found: Found) -> bool:
@@ -184,12 +281,12 @@ def _stay_whole(found: Found) -> bool:
 
 def _measured(file: Path, column: str) -> list[tuple[str, int]]:
     """SHA-256 of each text of ``file``, and its length in bytes."""
-    return _measure(file, column, *state(file))
+    return _measure(file, column, *file_state(file))
 
 
 @cache
 def _measure(file: Path, column: str, *_state: int) -> list[tuple[str, int]]:
-    encoded = (text.encode() for text in texts(file, column))
+    encoded = (text.encode() for text in _texts(file, column))
     return [(hashlib.sha256(text).hexdigest(), len(text)) for text in encoded]
 
 
@@ -228,3 +325,8 @@ def _border(text: str, target: int) -> int:
         if found >= 0:
             return found + len(separator)
     return target
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)

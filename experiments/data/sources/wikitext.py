@@ -33,6 +33,7 @@ REPOSITORY = "Salesforce/wikitext"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 _COLUMN = "text"
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")
+_WHOLE_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BYTES_OFF = 1e-4
 """By how much bytes may differ from those published: the hub's card counts them with the bytes of its own tables."""
 
@@ -66,6 +67,11 @@ class WikiText(Source):
         refuse(cfg, "text_column")
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
+        if cfg.revision is not None and not _WHOLE_COMMIT.fullmatch(cfg.revision):
+            raise UserError(
+                f"data.revision={cfg.revision} must be a whole commit, 40 hexadecimal digits: other names change what "
+                "they stand for"
+            )
         for split in splits:
             for file in self._files(cfg, split) or ():
                 try:
@@ -184,7 +190,7 @@ class WikiText(Source):
         came = _COMMIT.search(
             " ".join(getattr(getattr(rows, "info", None), "download_checksums", None) or {})
         )
-        if came and re.fullmatch(r"[0-9a-f]{40}", revision) and came[1] != revision:
+        if came and _WHOLE_COMMIT.fullmatch(revision) and came[1] != revision:
             raise self._another(cfg, f"it is of revision {came[1][:12]}")
         for batch in rows.iter(batch_size=16384):
             yield from batch["text"]
