@@ -88,7 +88,8 @@ class OnlyComposing(Callback):
 def read_command(words: Sequence[str]) -> argparse.Namespace:
     """The flags and overrides of a command line. Raises UserError for those that Hydra would take and ignore."""
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]  # instead of its usage and an exit
+    # Instead of its usage and an exit.
+    parser.error = lambda text: _refuse(f"{text}; flags (--hydra-help) stand before the keys")  # type: ignore[method-assign]
     flags = parser.parse_args(list(words))
     if flags.experimental_rerun is not None:
         _refuse(
@@ -138,8 +139,8 @@ def no_cells(words: Sequence[str]) -> UserError:
     """The error to raise for a sweep without a cell."""
     empty = [word for word in words if re.search(r"\b(glob|range|choice)\(", word)]
     return UserError(
-        f"the sweep has no cells: no value matches {', '.join(empty) or 'what it goes through'}; range(A,B) ends before "
-        "B, and glob(...) chooses among the names of a group (model=glob(kda*); job=list shows them)"
+        f"the sweep has no cells: no value matches {', '.join(empty) or 'what it goes through'}; range(A,B) ends "
+        "before B, and glob(...) chooses among the names of a group (model=glob(kda*); job=list shows them)"
     )
 
 

@@ -49,7 +49,8 @@ def refuse_lost_values(plans: Iterable[Plan]) -> None:
     for planned in plans:
         values = dict(leaves(dataclasses.asdict(planned.config)))
         before = first.setdefault(planned.folder.path, values)
-        lost.update(dict.fromkeys(key for key in values if values[key] != before[key] and not _can_name(key)))
+        differ = (key for key, value in values.items() if value != before.get(key))
+        lost.update(dict.fromkeys(key for key in differ if not _can_name(key)))
     if lost:
         raise UserError(
             f"runs are not told apart by {', '.join(lost)}, so that cells which differ in nothing else are one run, "

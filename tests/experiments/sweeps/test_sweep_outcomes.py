@@ -96,8 +96,7 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
             return State(ended=True, status=0)
 
     monkeypatch.setattr(sweep, "make_engine", AtOnce)
-    configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
-    sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
+    sweep.run_sweep(lab.compose("--multirun", "seed=0,1,1,0", "sweep.workers=3"))
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
 

@@ -1,0 +1,358 @@
+"""What a command line asks for is done or refused: Hydra's flags, settings and plugins, sweeps, keys given twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import hydra.conf
+import pytest
+from hydra.core.config_store import ConfigStore
+from support.program import Lab, Outcome
+
+from experiments import jobs
+from experiments.cli import perform
+from experiments.configuration.hydra_settings import read_command
+from experiments.configuration.schema import Config
+from experiments.jobs import Job
+from experiments.system.paths import CONF
+from zoo.errors import UserError
+
+MAY_BE_SET = {"mode", "searchpath", "defaults"}
+HYDRA = [field.name for field in dataclasses.fields(hydra.conf.HydraConf) if field.name not in MAY_BE_SET]
+GROUPS = [next(iter(group)) for group in hydra.conf.HydraConf().defaults]
+ENGINE, PLACE = "sweep.engine=", "results=FOLDER and name=NAME"
+
+
+@pytest.fixture
+def plain(lab: Lab) -> Lab:
+    """A lab whose words are given as they are, a key twice too; without those of a small model."""
+    lab.arguments = lambda *words: list(words)
+    return lab
+
+
+def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
+    assert (outcome.status, outcome.out) == (2, ""), outcome
+    assert outcome.err.startswith("error: "), outcome
+    assert outcome.err.count("\n") == 1, outcome
+    for words in says:
+        assert words in outcome.err, outcome.err
+    assert lab.left_behind() == []
+
+
+def test_no_setting_of_hydras_is_taken():
+    keys = [*(f"hydra.{name}" for name in HYDRA), *(f"hydra/{group}" for group in GROUPS), "hydra"]
+    for key, sign, flags in itertools.product(keys, ("", "+", "++", "~"), ([], ["-m"])):
+        with pytest.raises(UserError, match=f"^{key} has no effect here"):
+            read_command([*flags, "job=cost", f"{sign}{key}=x"])
+
+
+@pytest.mark.parametrize(
+    ("word", "way"),
+    [
+        ("hydra/launcher=joblib", ENGINE),
+        ("hydra.launcher.n_jobs=2", ENGINE),
+        ("hydra/sweeper=optuna", ENGINE),
+        ("hydra.sweep.dir=x", PLACE),
+        ("hydra.sweep.subdir=x", PLACE),
+        ("hydra.run.dir=x", PLACE),
+        ("hydra.output_subdir=x", PLACE),
+        ("hydra.job.chdir=true", PLACE),
+        ("hydra.job.name=x", PLACE),
+        ("hydra/job_logging=default", "leave it out"),
+        ("hydra.job.env_set.A=1", "leave it out"),
+    ],
+)
+def test_a_refused_setting_names_the_way(plain: Lab, word: str, way: str):
+    assert_refused(plain, plain.here("--multirun", "seed=0,1", word), way)
+
+
+OF_FILES = {
+    "run.dir": "{run: {dir: left}}",
+    "sweep.dir": "{sweep: {dir: left}}",
+    "sweep.subdir": "{sweep: {subdir: left}}",
+    "output_subdir": "{output_subdir: left}",
+    "job.chdir": "{job: {chdir: true}}",
+    "job.env_set": "{job: {env_set: {A: '1'}}}",
+    "verbose": "{verbose: true}",
+    "sweeper.max_batch_size": "{sweeper: {max_batch_size: 1}}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", OF_FILES)
+def test_no_setting_of_hydras_is_taken_from_a_file(plain: Lab, tmp_path: Path, key: str):
+    flags = ["-m"] if key.startswith("sweep") else []
+    words = write_experiment(tmp_path, f"hydra: {OF_FILES[key]}\n")
+    assert_refused(plain, plain.here(*flags, *words), f"hydra.{key} has no effect here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "flags"), [("job_logging", []), ("hydra_logging", ["-m"])])
+def test_no_log_is_written_that_a_file_asks_for(plain: Lab, tmp_path: Path, group: str, flags: list[str]):
+    (tmp_path / "own.yaml").write_text(f"defaults: [config, _self_, override hydra/{group}: default]\n")
+    words = ["--config-dir", str(tmp_path), "--config-name", "own", "job=cost"]
+    assert_refused(plain, plain.here(*flags, *words), f"hydra.{group}.", "leave it out")
+
+
+def write_experiment(folder: Path, text: str) -> list[str]:
+    """Words of a command that takes +experiment=mine from a folder of one's own."""
+    (folder / "own" / "experiment").mkdir(parents=True)
+    (folder / "own" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    return ["--config-dir", str(folder / "own"), "job=cost", "size=smoke", "+experiment=mine"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["launcher", "sweeper"])
+def test_no_plugin_gets_the_cells(plain: Lab, tmp_path: Path, kind: str):
+    """One whose choice is there, so that everything is composed, and one that is not installed."""
+    groups = ConfigStore.instance().repo["hydra"]
+    with mock.patch.dict(groups[kind]):
+        node = {"_target_": "hydra_plugins.elsewhere.Elsewhere"}
+        ConfigStore.instance().store(group=f"hydra/{kind}", name="elsewhere", node=node)
+        for name in ("elsewhere", "absent"):
+            words = write_experiment(tmp_path / name, f"defaults: [override /hydra/{kind}: {name}]\n")
+            assert_refused(plain, plain.here("--multirun", *words, "seed=0,1"), ENGINE)
+
+
+PLUGIN = """
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+class Elsewhere(Launcher):
+    def setup(self, **what): open("begun", "w")
+    def launch(self, *what, **more): return []
+
+node = {"_target_": "hydra_plugins.elsewhere.Elsewhere"}
+ConfigStore.instance().store(group="hydra/launcher", name="elsewhere", node=node)
+"""
+
+
+@pytest.mark.long
+def test_an_installed_launcher_gets_no_cells(plain: Lab, tmp_path: Path, monkeypatch):
+    install(tmp_path, monkeypatch, PLUGIN)
+    for words in (
+        ["hydra/launcher=elsewhere"],
+        write_experiment(tmp_path, "defaults: [override /hydra/launcher: elsewhere]\n"),
+    ):
+        assert_refused(plain, plain.run("--multirun", *words, "seed=0,1"), ENGINE, "has no effect here")
+
+
+@pytest.mark.slow
+def test_a_plugin_that_fails_is_named(plain: Lab, tmp_path: Path, monkeypatch):
+    """Hydra imports all that are installed, for every command."""
+    install(tmp_path, monkeypatch, "raise ValueError('too old')")
+    assert_refused(plain, plain.run("job=cost"), "elsewhere", "ValueError: too old", "uninstall it")
+
+
+def install(folder: Path, monkeypatch, text: str) -> None:
+    """A plugin of Hydra's for commands that run as processes."""
+    (folder / "site" / "hydra_plugins").mkdir(parents=True)
+    (folder / "site" / "hydra_plugins" / "elsewhere.py").write_text(text)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--package", "trainer", "job=cost"], "--cfg job"),
+        (["-p", "trainer"], "--cfg job"),
+        (["--resolve", "job=cost"], "--cfg job"),
+        (["--experimental-rerun", "config.pickle"], "same command"),
+        (["--multirun", "--cfg", "job", "seed=0,1"], "dry=true"),
+        (["--multirun", "hydra.mode=RUN", "job=cost"], "leave one of them out"),
+        (["--run", "--cfg", "job"], "--run"),
+        (["--run", "job=cost", "hydra.mode=MULTIRUN", "seed=0,1"], "leave --run out"),
+        (["--info", "--multirun"], "--multirun"),
+        (["--shell-completion"], "install"),
+        (["--shell-completion", "install=nosh"], "nosh"),
+        (["--no-such-flag", "job=cost"], "--no-such-flag"),
+        (["seed=1", "--multirun", "job=cost"], "before the keys"),
+        (["--config-dir", "nowhere", "job=cost"], "nowhere"),
+        (["--config-name", "nothing", "job=cost"], "nothing"),
+        (["--config-path", "/", "job=cost"], "config"),
+    ],
+    ids=" ".join,
+)
+def test_a_flag_does_what_it_says_or_is_refused(plain: Lab, words: list[str], says: str):
+    assert_refused(plain, plain.here(*words), says)
+
+
+@pytest.mark.slow
+def test_flags_that_work(plain: Lab, tmp_path: Path, capfd):
+    """Choices and configurations of one's own, and what Hydra shows."""
+    (tmp_path / "model").mkdir()
+    shutil.copy(CONF / "model" / "kda.yaml", tmp_path / "model" / "mine.yaml")
+    (tmp_path / "own.yaml").write_text("defaults: [config, _self_]\nseed: 7\n")
+    for words in (
+        ["--config-dir", str(tmp_path), "model=mine"],
+        [f"hydra.searchpath=[file://{tmp_path}]", "model=mine"],
+        ["--run", "model=kda"],
+        ["hydra.mode=RUN", "+experiment=quickstart"],
+    ):
+        assert [config.model.preset for config in plain.compose(*words)] in (["kda"], ["transformer"]), words
+    assert [c.seed for c in plain.compose("--config-dir", str(tmp_path), "--config-name", "own")] == [7]
+    assert [c.seed for c in plain.compose("hydra.mode=MULTIRUN", "seed=3,4")] == [3, 4]
+    for words, says in (
+        (["--cfg", "job", "--package", "trainer"], "max_steps:"),
+        (["--cfg", "hydra", "hydra.run.dir=x"], "dir: x"),
+        (["--info", "searchpath"], "conf"),
+        (["--shell-completion", "install=bash"], "complete"),
+    ):
+        outcome = plain.here(*words)
+        assert outcome.status == 0, outcome
+        assert says in outcome.out
+    (tmp_path / "bare.yaml").write_text("seed: 7\n")
+    outcome = plain.here("--config-dir", str(tmp_path), "--config-name", "bare")
+    assert (outcome.status, "defaults: [config, _self_]" in outcome.err) == (2, True), outcome
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=1", "seed=2"],
+        ["seed=1", "seed=1"],
+        ["-m", "seed=1,2", "seed=3,4"],
+        ["-m", "seed=1,2", "seed=3"],
+        ["model=kda", "model=mla"],
+        ["+experiment=quickstart", "+experiment=residuals"],
+        ["optim.lr=1", "++optim.lr=2"],
+        ["model=kda", "~model"],
+        ["job=list", "tasks", "mixers"],
+    ],
+    ids=" ".join,
+)
+def test_a_key_is_given_once(plain: Lab, words: list[str]):
+    assert_refused(plain, plain.here(*words), "is given twice", words[-1])
+
+
+@pytest.mark.parametrize("words", [["optim.lr=1", "optim={lr: 2}"], ["optim={lr: 2}", "optim.lr=1"]])
+def test_a_key_is_given_once_inside_another_too(plain: Lab, words: list[str]):
+    assert_refused(plain, plain.here(*words), *words, "one by one")
+
+
+@pytest.mark.slow
+def test_a_choice_and_keys_of_it_go_together(plain: Lab):
+    (config,) = plain.compose("model=kda", "model.depth=2", "data=mqar", "data.tasks.mqar.pairs=3")
+    assert (config.model.preset, config.model.depth, config.data.tasks.mqar.pairs) == ("kda", 2, 3)
+
+
+@pytest.mark.parametrize("word", ["optim.lr=glob(*)", "seed=range(0,0)", "model=glob(none*)"], ids=str)
+def test_a_sweep_of_no_cells_is_an_error(plain: Lab, word: str):
+    assert_refused(plain, plain.here("--multirun", word), "no cells", word)
+
+
+def test_an_interval_is_no_list_of_values(plain: Lab):
+    assert_refused(plain, plain.here("--multirun", "optim.lr=interval(1e-4,1e-2)"), "optim.lr=1e-3,3e-3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.threads=1,2"],
+        ["trainer.compile=false,true", "dry=true"],
+        ["evaluate.splits=[test],[validation]"],
+        ["job=compare", "compare.grid=['trainer.threads=1,2']"],
+    ],
+    ids=" ".join,
+)
+def test_a_sweep_over_what_names_no_run_is_refused(lab: Lab, words: list[str]):
+    key = "trainer.threads" if "job=compare" in words else words[0]
+    outcome = lab.here("--multirun", "seed=0" if "job=compare" in words else "seed=0,1", *words)
+    assert_refused(lab, outcome, f"not told apart by {key.partition('=')[0]},")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["job=bench", "bench.repeats=1,2"], "harness.csv"),
+        (["job=report", "baseline=a,b"], "results"),
+        (["job=publish", "question=a,b"], "results"),
+        (["job=generate", "run=x", "generate.out=texts", "generate.tokens=1,2"], "texts"),
+        (["job=probe", "runs=x", "probe.windows=4,8"], "x"),
+        (["job=claims", "trainer.threads=1,2"], "results"),
+        (["job=headlines", "seed=1,2"], "results"),
+        (["job=gpu", "gpu.minutes=1,2"], "gpu"),
+        (["job=cost", "cost.lengths=[8],[16]"], "cost.lengths="),
+        (["job=cost", "model=kda,mla", "cost.memory=true"], "cost.memory=true"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_sweep_keeps_no_last_value_alone(lab: Lab, words: list[str], says: str):
+    assert_refused(lab, lab.here("--multirun", *words), says)
+
+
+def test_a_sweep_of_results_in_places_of_their_own_is_done(monkeypatch):
+    done: list[int] = []
+    job = Job("writer", "", lambda config: done.append(config.seed), place=lambda config: config.runs)
+    monkeypatch.setitem(jobs._handed_over, "writer", job)
+    configs = [
+        Config(job="writer", seed=seed, runs=place) for seed, place in enumerate((None, None, "a", "b"))
+    ]
+    perform(configs, {})
+    assert done == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="would write b again and again"):
+        perform([*configs, Config(job="writer", runs="b")], {})
+    assert done == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
+    """No run begins, and nothing is written."""
+    shutil.copytree(finished.results, lab.results)
+    complete = lab.run_folder()
+    assert lab.here("seed=1", "trainer.pause_at=5").status == 1
+    (paused,) = set(lab.run_folders()) - {complete}
+    lab_files = files(lab)
+    outcome = lab.here("--multirun", "seed=0,1,2", "optim.lr=3e-3,1e-3", "dry=true", "sweep.engine=list")
+    assert (outcome.status, outcome.err) == (0, ""), outcome
+    lines = [line.split("  ") for line in outcome.out.splitlines()]
+    assert [line[-2:] for line in lines[:-1]] == [
+        [f"seed={seed}", f"optim.lr={rate}"] for seed in range(3) for rate in ("0.003", "0.001")
+    ]
+    states = {tuple(line[-2:]): line[0].strip() for line in lines[:-1]}
+    assert states.pop(("seed=0", "optim.lr=0.003")) == "complete"
+    assert states.pop(("seed=1", "optim.lr=0.003")) == "to resume"
+    assert set(states.values()) == {"new"}
+    assert str(complete) in outcome.out
+    assert str(paused) in outcome.out
+    assert lines[-1][0].startswith("6 cells: 1 complete, 4 new, 1 to resume")
+    one = lab.here("seed=2", "dry=true").out
+    assert one.startswith("new  ")
+    assert "seed 2" in one
+    assert "to score" in lab.here("evaluate.splits=[validation,test]", "dry=true").out
+    assert "3 cells (2 runs" in lab.here("--multirun", "seed=0,1,1", "dry=true").out
+    assert files(lab) == lab_files
+    (paused / "failure.json").write_text("{}")
+    shutil.rmtree(paused / "checkpoints")
+    assert lab.here("seed=1", "dry=true").out.startswith("failed  ")
+    assert_mistake = lab.here("--multirun", "seed=0,-1", "dry=true")
+    assert (assert_mistake.status, "seed=-1" in assert_mistake.err) == (2, True)
+
+
+def files(lab: Lab) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--multirun"]], ids=["single", "multirun"])
+def test_a_complete_run_that_was_made_otherwise_says_so(lab: Lab, finished: Lab, flags: list[str]):
+    shutil.copytree(finished.results, lab.results)
+    assert lab.here(*flags, "sweep.workers=1", "trainer.max_minutes=9").err == ""
+    outcome = lab.here(*flags, "trainer.compile=true")
+    assert outcome.status == 0
+    assert outcome.err.startswith(f"notice: {lab.run_folder()} is complete")
+    assert "trainer.compile=false (asked: true)" in outcome.err
+    assert "name=" in outcome.err
+    assert outcome.err.count("\n") == 1
+    summary = json.loads((lab.run_folder() / "summary.json").read_text())
+    assert summary == json.loads((finished.run_folder() / "summary.json").read_text())
