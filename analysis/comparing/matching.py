@@ -1,8 +1,8 @@
 """Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
 
 Models are drawn together and compared within an experiment and a synthetic task, at one depth and width. The reference
-is the plain transformer (attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose
-number of parameters the most others share.
+is the plain transformer (attention, plain residual, SwiGLU in every layer); where there is none, the only model with
+attention in every layer, else the one whose number of parameters the most others share.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _reference(group: pd.DataFrame) -> str:
     """Return the label that the others of a group are compared with."""
-    plain = plain_transformers(group)
     parameters = group["parameters_non_embedding"].astype("float64")
-    if plain.any():
-        return parameters[plain].fillna(float("inf")).idxmin()
+    plain, dense = plain_transformers(group), _attention_alone(group)
+    if plain.any() or dense.sum() == 1:
+        return parameters[plain if plain.any() else dense].fillna(float("inf")).idxmin()
     shared = pd.Series([(abs(parameters / mine - 1) <= MATCHED).sum() for mine in parameters], group.index)
     best = parameters[shared == shared.max()]
     return best.fillna(float("inf")).idxmin()
@@ -77,7 +77,11 @@ def _reference(group: pd.DataFrame) -> str:
 def plain_transformers(models: pd.DataFrame) -> pd.Series:
     """Return which models are plain transformers: attention, the plain residual and SwiGLU in every layer."""
     same = [models[column] == value for column, value in _PLAIN.items()]
-    return models["pattern"].str.fullmatch(f"{_PLAIN_LETTER}+") & pd.concat(same, axis=1).all(axis=1)
+    return _attention_alone(models) & pd.concat(same, axis=1).all(axis=1)
+
+
+def _attention_alone(models: pd.DataFrame) -> pd.Series:
+    return models["pattern"].str.fullmatch(f"{_PLAIN_LETTER}+")
 
 
 def marked(label: str, marks: str) -> str:
@@ -126,9 +130,19 @@ def _range(low: float, high: float) -> str:
 def with_marks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return a figure's table with marks appended to label, series and model, and their explanation.
 
-    Of a series of several models (one scheme at all depths) all marks count. runs: Results.runs.
+    Of a series of several models (one scheme at all depths) all marks count. Models of a group (a table with this
+    column) are compared with one of its own. runs: Results.runs.
     """
-    found = deviations(runs)
+    if "group" not in table:
+        return _with_marks(table, deviations(runs), runs)
+    each = [
+        _with_marks(rows, deviations(runs[runs["run"].isin(rows["run"])]), runs)
+        for _, rows in table.groupby("group", sort=False)
+    ]
+    return pd.concat([rows for rows, _ in each]), " ".join(filter(None, (text for _, text in each)))
+
+
+def _with_marks(table: pd.DataFrame, found: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     labels = runs.drop_duplicates("run").set_index("run")["label"]
     owners = table["run"].map(labels)
     if "label" in table:

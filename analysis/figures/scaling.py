@@ -16,6 +16,7 @@ from analysis.figures.comparison import AXIS
 from analysis.loading.labels import short_names
 from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.captions import provenance_text, rates_text, test_set_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
@@ -102,6 +103,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for series, rows in table.groupby("series"):
             _draw_series(axes, rows, cost, styles[series])
         axes.set(xscale="log", yscale="log", xlabel=name, ylabel=AXIS[table["metric"].iloc[0]])
+        plain_log_ticks(axes.xaxis)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         for places in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             places(ScalarFormatter())

@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, layer_axis, length_axis
+from analysis.plotting.axes import draw_line, layer_axis, length_axis, plain_log_ticks
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -96,8 +95,7 @@ def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[
     axes.plot(positions, positions + 1, color=INK, linestyle="--", linewidth=1, label="_visible")
     length_axis(axes, span=(low, high))
     axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    plain_log_ticks(axes.yaxis, base=2)
     axes.set(xlabel="position of the query (tokens)", ylabel="keys (tokens a query)")
     axes.set_title("keys that a query may read; dashed: all visible")
 

@@ -14,7 +14,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.bench_tables import read_bench
 from analysis.loading.results import Results
-from analysis.plotting.axes import plain_log_ticks, row_axis
+from analysis.plotting.axes import plain_log_ticks, row_axis, two_or_more
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, PALETTE, figure_note, new_figure, save, styled
 from analysis.units import listing
@@ -91,7 +91,7 @@ def draw(table: pd.DataFrame) -> Figure:
     plain_log_ticks(times.xaxis)
     ratios.set_xscale("log", base=2)
     ratios.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ratios.xaxis.set_major_locator(FixedLocator(RATIO_TICKS))
+    ratios.xaxis.set_major_locator(FixedLocator(two_or_more(RATIO_TICKS, *ratios.get_xlim())))
     ratios.xaxis.set_minor_locator(NullLocator())
     ratios.set_xlabel("peer's time over ours (above 1: ours wins)")
     legend_below(figure, entries, columns=3)

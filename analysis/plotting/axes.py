@@ -15,6 +15,7 @@ from analysis.significance.intervals import estimate
 
 TICKS = 8
 WIDE = 1000.0
+DENSE = (1.0, 2.0, 3.0, 5.0, 7.0)
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -45,13 +46,13 @@ def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, fl
     """Set an x axis of sequence lengths to the base of two, at most TICKS of them written: 512, 4K.
 
     lengths: those to write. span: the lowest and highest length drawn; the axis ends there, and where no lengths are
-    given the powers of two between are written.
+    given the powers of two between are written, or even steps where they are fewer than two.
     """
     axes.set_xscale("log", base=2)
     if span:
         low, high = span
         axes.set_xlim(0.9 * low, 1.05 * high)
-        lengths = lengths or [2**power for power in range(31) if low <= 2**power <= high] or [high]
+        lengths = lengths or two_or_more([2**power for power in range(31)], low, high, whole=True) or [high]
     lengths = sorted(lengths)
     step = -(-len(lengths) // TICKS)
     axes.xaxis.set_major_locator(FixedLocator(lengths[::-step][::-1]))
@@ -77,23 +78,43 @@ def layer_axis(axes: Axes, most: int = 7) -> None:
     axes.set_xlabel("layer (from 0)")
 
 
-def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0), base: float = 10.0) -> None:
     """Tick a logarithmic axis with numbers that do not crowd: 20, not 2 × 10¹. Call it after drawing.
 
-    Over less than a factor of WIDE the ticks are these multiples of powers of ten, else powers of ten alone.
+    Over less than a factor of WIDE the ticks are these multiples of powers of ten; where fewer than two of them are in
+    sight, DENSE ones, or even steps. Over more they are powers of ten alone. To the base of two they are its powers.
     """
-    low, high = axis.get_view_interval()
-    if high < WIDE * low:
-        axis.set_major_locator(LogLocator(subs=multiples))
+    low, high = sorted(axis.get_view_interval())
+    if high < WIDE * low or base != 10:
+        for subs in (multiples, DENSE) if base == 10 else ((1.0,),):
+            locator = LogLocator(base, subs=subs)
+            places = locator.tick_values(low, high)
+            if sum(low <= place <= high for place in places) > 1:
+                break
+        else:
+            locator = FixedLocator(two_or_more((), low, high))
+        axis.set_major_locator(locator)
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
+def two_or_more(places: Iterable[float], low: float, high: float, whole: bool = False) -> list[float]:
+    """Return the places from low to high, or even steps where they are fewer than two: one number gives no scale."""
+    inside = [place for place in places if low <= place <= high]
+    if len(inside) > 1 or low == high:
+        return inside
+    return [place for place in MaxNLocator(4, integer=whole).tick_values(low, high) if low <= place <= high]
+
+
 def byte_axis(axis: Axis, most: int = 8) -> None:
-    """Tick an axis of bytes at powers of two with their unit, at most `most` ticks."""
+    """Tick an axis of bytes at powers of two with their unit, at most `most`; in even steps where two do not fit."""
     low, high = axis.get_view_interval()
     step = max(1, math.ceil(math.log2(high / low) / (most - 1)))
-    axis.set_major_locator(FixedLocator([2**power for power in range(0, 60, step)]))
+    places = [2**power for power in range(0, 60, step)]
+    if sum(low <= place <= high for place in places) < 2:
+        unit = 2 ** math.floor(math.log2(high - low) - 2)  # steps of which `bytes_text` writes whole
+        places = [unit * place for place in two_or_more([], low / unit, high / unit, whole=True)]
+    axis.set_major_locator(FixedLocator(places))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     axis.set_view_interval(low, high, ignore=True)

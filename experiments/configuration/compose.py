@@ -28,7 +28,7 @@ from experiments.configuration.unused_options import OPTIONS, unused_options
 from experiments.data import TASKS, resolve_task
 from experiments.system.paths import CONF
 from zoo import registry
-from zoo.config import ModelConfig, from_dict, layout_name
+from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
 from zoo.errors import UserError
 
 _PRESETS = CONF / "model"
@@ -292,4 +292,7 @@ def _architecture(config: Config, letters: str) -> list[str]:
         return ["transformer"]
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
         return [dominant_mixer(letters).name, layout or shorten_pattern(letters)]
-    return [preset, *([layout] if layout not in (None, "interlaced_sf") else [])]
+    usual = read_pattern(
+        overlay(preset).get("pattern", letters), config.model.depth, "".join(registry.mixer_by_letter())
+    )
+    return [preset] if letters == usual else [preset, layout or shorten_pattern(letters)]

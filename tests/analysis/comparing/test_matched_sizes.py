@@ -209,3 +209,27 @@ def test_the_page_explains_the_marks(tmp_path, write_run):
     assert "hc †</th>" in page
     assert "params +24.5%" in page
     assert "† parameters beside the embedding (hc +24.5%)" in page
+
+
+def test_layouts_are_compared_with_the_dense_model_of_their_group(tmp_path, write_run):
+    """Beside the plain transformer, which the picture of layouts in several streams does not show."""
+    place, streams = tmp_path / "exp", {"residual": "ohc"}
+    sized(write_run, place, "transformer")
+    sized(write_run, place, "transformer ohc", 1.03, **streams)
+    for layout, pattern in (("one", "SFSF"), ("two", "SSFF")):
+        sized(
+            write_run,
+            place,
+            f"hypergraph {layout} ohc",
+            1.05,
+            preset="hypergraph",
+            pattern=pattern,
+            **streams,
+        )
+    figure, caption, _ = draw("layout_ranking", load_results(place))
+    names = [text.get_text() for text in figure.axes[0].texts if len(text.get_text()) > 1]
+    assert set(names) == {"transformer ohc", "hypergraph one ohc †", "hypergraph two ohc †"}
+    assert (
+        "more than 1% from transformer ohc: † parameters beside the embedding (hypergraph one ohc +1.9%"
+        in caption
+    )

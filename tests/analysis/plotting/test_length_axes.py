@@ -11,15 +11,48 @@ from analysis.plotting.style import PALETTE
 
 
 @pytest.mark.parametrize(
-    ("span", "named"), [((500, 2048), ["512", "1K", "2K"]), ((5, 7), ["7"]), ((1536, 1900), ["1900"])]
+    ("span", "named"),
+    [
+        ((500, 2048), ["512", "1K", "2K"]),
+        ((5, 7), ["5", "6", "7"]),
+        ((1536, 1900), ["1600", "1700", "1800", "1900"]),
+        ((91, 128), ["100", "110", "120"]),
+        ((96, 96), ["96"]),
+    ],
 )
-def test_a_span_names_the_powers_of_two_in_it_or_else_its_end(span: tuple, named: list[str]):
+def test_a_span_names_the_powers_of_two_in_it_or_else_even_steps(span: tuple, named: list[str]):
     axes = Figure().subplots()
     length_axis(axes, span=span)
     ticks = axes.xaxis.get_major_locator().locs
     assert [axes.xaxis.get_major_formatter()(tick) for tick in ticks] == named
     low, high = axes.get_xlim()
-    assert low < span[0] < span[1] < high
+    assert low < span[0] <= span[1] < high
+
+
+SPANS = [
+    (low, factor * low)
+    for low in (3e-7, 0.5, 0.9, 13.0, 700.0, 3e9)
+    for factor in (1.03, 1.3, 1.9, 4, 30, 900)
+]
+
+
+@pytest.mark.parametrize("ticked", ["1, 2 and 5", "1 and 3", "base 2", "bytes"])
+def test_every_span_of_a_logarithmic_axis_has_two_numbers_and_few(ticked: str):
+    for low, high in SPANS:
+        axis = Figure().subplots().yaxis
+        axis.axes.set_yscale("log")
+        axis.axes.set_ylim(low, high)
+        if ticked == "bytes":
+            if low < 1:
+                continue
+            byte_axis(axis)
+        else:
+            plain_log_ticks(
+                axis, (1.0, 3.0) if ticked == "1 and 3" else (1.0, 2.0, 5.0), 2 if ticked == "base 2" else 10
+            )
+        inside = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        texts = {axis.get_major_formatter()(tick) for tick in inside}
+        assert 2 <= len(texts) == len(inside) <= 11, (low, high, texts)
 
 
 @pytest.mark.parametrize(
