@@ -8,11 +8,12 @@ a GPU does; on a GPU the kernels are compiled, and they alone are looked at:
 """
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +30,16 @@ import kernels
 from kernels.dispatch import Operation
 from kernels.triton_common.tuning import Tuned
 
-CALLS = {call.title: call for call in cases.calls()}
+
+def calls() -> Iterator[Call]:
+    """All calls, and one of a rule that gives all queries nearly the same number of keys."""
+    yield from cases.calls()
+    call = next(x for x in cases.lightning_topk() if x.name == "by the seed's rule")
+    flat = dataclasses.replace(call.options["k"], beta=0.1)
+    yield dataclasses.replace(call, name="a flat rule", options={**call.options, "k": flat})
+
+
+CALLS = {call.title: call for call in calls()}
 PLACES = (0.0, 0.3, 0.8)
 """Shares of an input's numbers that stand before the NaN."""
 ROOT = Path(kernels.__file__).parents[1]
@@ -51,16 +61,20 @@ FEW = {
     "path_extend": ("both, 5 of 75",),
     "nsa": ("fewer queries", "too short for a block"),
     "sparse_attention": ("fewer queries",),
-    "lightning_topk": ("by the seed's rule", "ReLU", "fewer queries", "one query"),
+    "lightning_topk": ("a flat rule", "ReLU", "fewer queries", "one query"),
     "indexer_kl": ("all keys", "ReLU of all keys"),
     "indexed_attention": ("fewer queries",),
 }
 """Calls that take the interpreter seconds for an input; the others of these operations are `long`."""
 
 
-def is_quick(title: str) -> bool:
+TOKEN_BY_TOKEN = ("delta_rule", "memory_mixture", "mesa", "path_attention", "path_extend")
+"""Operations whose definition takes long as well."""
+
+
+def is_quick(title: str, operations: Iterable[str]) -> bool:
     operation, name = title.split(", ", 1)
-    return operation not in FEW or name in FEW[operation]
+    return operation not in operations or name in FEW[operation]
 
 
 def decoding() -> Iterator[Call]:
@@ -70,7 +84,7 @@ def decoding() -> Iterator[Call]:
             yield dataclasses.replace(call, name="a token, no gradient", learned=())
 
 
-QUICK = {**{call.title: call for call in decoding()}, **{x: CALLS[x] for x in CALLS if is_quick(x)}}
+QUICK = {**{call.title: call for call in decoding()}, **{x: CALLS[x] for x in CALLS if is_quick(x, FEW)}}
 
 
 def numbers_of(call: Call) -> Iterator[tuple[str, str, int | None]]:
@@ -139,10 +153,13 @@ def by_form(call: Call, forms: tuple[str, ...]) -> Iterator[tuple[str, dict[str,
 def wrong_beside_a_nan(call: Call, shares: tuple[float, ...], *forms: str) -> list[str]:
     """Where a NaN is hidden, or what is selected beside it is not what the definition selects."""
     narrow, before, wrong = in_fp32(call), run(call, "reference"), []
+    nans = (
+        (torch.nan, -torch.nan) if call.operation is kernels.lightning_topk else (torch.nan,)
+    )  # ranks see signs
     for at in numbers_of(call):
-        for share in shares:
+        for share, nan in itertools.product(shares, nans):
             after = run(changed(call, at, share, lambda x: x + STEP), "reference")
-            beside = changed(narrow, at, share, lambda _: torch.nan)
+            beside = changed(narrow, at, share, lambda _, nan=nan: nan)
             others = others_of_the_batch(call, at, share)
             selected = next(by_form(beside, ("reference",)))[1]["result 0"]
             for form, found in by_form(beside, forms):
@@ -174,9 +191,9 @@ def one_configuration():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("title", QUICK)
+@pytest.mark.parametrize("title", [title for title in CALLS if is_quick(title, TOKEN_BY_TOKEN)])
 def test_a_nan_shows_in_all_that_depends_on_it(title):
-    assert wrong_beside_a_nan(QUICK[title], PLACES[:2], "reference", "torch", "numba") == []
+    assert wrong_beside_a_nan(CALLS[title], PLACES[:2], "reference", "torch", "numba") == []
 
 
 @pytest.mark.slow
