@@ -103,7 +103,7 @@ class WikiText(Source):
             return f"{self.folder} {split} of revision {cfg.revision[:12]}"
         stems = " + ".join(dict.fromkeys(re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files))
         own = split == "train" and cfg.train_path is not None and self.folder not in stems
-        rows = "" if read is None else f"{read['rows']:,} rows, "
+        rows = "" if read is None else f"{read['rows']:,} row{'s' * (read['rows'] != 1)}, "
         return stems if own else f"{stems.replace(self.folder, 'text')} ({rows}not as published)"
 
     def confirm(self, cfg: DataConfig, read: Contents) -> None:

@@ -10,9 +10,10 @@ import pytest
 from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext
+from experiments.data.sources import SOURCES, SPLITS, pydocs, read_split, wikitext
 from experiments.data.sources.parquet import find_parquet
 from experiments.data.sources.pydocs import module_blocks
+from zoo.errors import UserError
 
 
 def texts(cfg, split, tmp_path):
@@ -176,7 +177,7 @@ def test_local_folder(wikitext_folder, cache, name, article_rows):
     assert validation.n_words == len("".join(rows).split()) + len(rows)
     assert validation.n_bytes == len("".join(rows).encode()) == len(validation.tokens) - 3
     assert decoded(corpus, "validation").replace("<|endoftext|>", "") == "".join(rows)
-    assert corpus.describe()["validation"] == f"{SOURCES[name].folder} validation"
+    assert corpus.describe()["validation"] == "validation (27 rows, not as published)"
 
 
 def test_rows_of_large_strings_are_read_like_any(wikitext_folder, cache, article_rows):
@@ -190,6 +191,57 @@ def test_rows_of_large_strings_are_read_like_any(wikitext_folder, cache, article
     check(cfg)
     corpus = prepare(cfg, progress=False)
     assert decoded(corpus, "test").replace("<|endoftext|>", "") == "".join(rows)
+
+
+def published(monkeypatch, cfg: DataConfig, name: str, digests: bool) -> None:
+    """Let what `cfg` reads be what was published under a name, with its digests or by rows and bytes alone."""
+    folder = SOURCES[name].folder
+    found = {split: read_split(cfg, split) for split in SPLITS}
+    sizes = {split: (part["rows"], part["bytes"]) for split, part in found.items()}
+    monkeypatch.setitem(wikitext._PUBLISHED, folder, sizes)
+    known = {(folder, split): part["digest"] for split, part in found.items()} if digests else {}
+    monkeypatch.setattr(wikitext, "_DIGESTS", known)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    ("change", "digests"),
+    [
+        (lambda rows: [*rows, ""], False),
+        (lambda rows: rows[:-1], True),
+        (lambda rows: [*rows[:-1], rows[-1] + "more words, many of them, to be seen\n"], False),
+        (lambda rows: [row.replace("Section", "Sektion") for row in rows], True),
+    ],
+    ids=["a row more", "a row fewer", "more bytes", "other words of equal length"],
+)
+def test_a_text_is_called_wikitext_where_it_is_what_was_published(
+    wikitext_folder, cache, monkeypatch, capsys, split, change, digests
+):
+    """By its rows, its bytes and its digest; whatever the name of its file."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cfg = DataConfig(name="wikitext2", path=str(wikitext_folder), tokenizer="bytes", seq_len=32)
+    cfg.cache_dir = str(cache)
+    published(monkeypatch, cfg, "wikitext2", digests)
+    names = {one: f"wikitext-2-raw-v1 {one}" for one in SPLITS}
+    assert prepare(cfg, progress=False).labels == names
+    (file, *others) = sorted(wikitext_folder.glob(f"{split}-*"))
+    rows = [row for one in (file, *others) for row in pq.read_table(one)["text"].to_pylist()]
+    for one in others:
+        one.unlink()
+    pq.write_table(pa.table({"text": change(rows)}), file)
+    labels = prepare(cfg).labels
+    assert "wikitext" not in labels.pop(split)
+    assert labels == {one: name for one, name in names.items() if one != split}
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("notice:")]
+    assert f"is not wikitext-2-raw-v1 as published; its text is called {split} (" in line
+
+
+def test_what_was_read_stands_in_the_summary(wikitext_folder, cache):
+    cfg = DataConfig(name="wikitext2", path=str(wikitext_folder), tokenizer="bytes", seq_len=32)
+    cfg.cache_dir = str(cache)
+    told = prepare(cfg, progress=False).describe()
+    for split in SPLITS:
+        assert told["splits"][split]["sha256"] == read_split(cfg, split)["digest"]
 
 
 def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows):
@@ -241,6 +293,53 @@ def test_a_blank_row_more_is_another_corpus(cache, tmp_path, article_rows):
     assert again == plain
     assert more[0] != plain[0]
     assert more[1] == plain[1] + 1
+
+
+class Hub:
+    """A stand-in for the package datasets that has rows of one commit and gives them whatever it is asked for.
+
+    So does the real one (5.2) where it cannot reach the hub and has a copy.
+    """
+
+    def __init__(self, rows: list[str], commit: str) -> None:
+        self.rows, self.commit = rows, commit
+
+    def load_dataset(self, repository, folder, revision, split):
+        files = {f"hf://datasets/{repository}@{self.commit}/{folder}/{split}-00000-of-00001.parquet": {}}
+        info = SimpleNamespace(download_checksums=files)
+        return SimpleNamespace(info=info, iter=lambda batch_size: iter([{"text": self.rows}]))
+
+
+@pytest.mark.parametrize("asked", [None, wikitext.REVISION, "c" * 40])
+def test_a_copy_of_another_revision_is_not_taken_for_the_one_asked_for(
+    monkeypatch, cache, article_rows, asked
+):
+    """Neither by its commit nor, where a copy calls itself by the right one, by its text."""
+    rows, wanted = article_rows(4), asked or wikitext.REVISION
+    cfg = DataConfig(name="wikitext2", revision=asked, tokenizer="bytes", seq_len=32, cache_dir=str(cache))
+    monkeypatch.setitem(sys.modules, "datasets", Hub(rows, "a" * 40))
+    for entry in (fingerprint, prepare):
+        with pytest.raises(UserError, match="another text came: it is of revision aaaaaaaaaaaa"):
+            entry(cfg)
+    monkeypatch.setitem(sys.modules, "datasets", Hub(rows, wanted))
+    if asked == "c" * 40:
+        corpus = prepare(cfg, progress=False)
+        assert corpus.describe()["train"] == "wikitext-2-raw-v1 train of revision cccccccccccc"
+        assert corpus.describe()["revision"] == asked
+        return
+    with pytest.raises(UserError, match="another text came: train has 36 rows"):
+        prepare(cfg)
+    published(monkeypatch, cfg, "wikitext2", digests=True)
+    corpus = prepare(cfg, progress=False)
+    assert corpus.describe()["train"] == "wikitext-2-raw-v1 train"
+    assert corpus.describe()["revision"] == wanted
+
+
+@pytest.mark.parametrize("revision", ["main", "b08601e", "v1.0"])
+def test_a_revision_is_a_whole_commit(cache, revision):
+    """What a branch, a tag or a beginning stands for is known to the hub alone, and changes."""
+    with pytest.raises(UserError, match="must be a whole commit"):
+        check(DataConfig(name="wikitext2", revision=revision, cache_dir=str(cache)))
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "wikitext2"])

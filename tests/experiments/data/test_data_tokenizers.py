@@ -3,17 +3,29 @@
 import json
 import multiprocessing
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.sample_text import prose
+from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
-from experiments.data import DataConfig, check, prepare, tokenizer_kinds
-from experiments.data.tokenizer_kinds import TOKENIZERS, pieces, train
+from experiments.data import DataConfig, check, fingerprint, prepare, tokenizer_kinds
+from experiments.data.corpus import write_tokens
+from experiments.data.scoring_text import read_splits
+from experiments.data.sources import Document, base
+from experiments.data.tokenizer_kinds import LONGEST_WORD, PIECE, TOKENIZERS, has_long_words, pieces, train
+from experiments.system import preemption
 from zoo.errors import UserError
-from zoo.tokenization import SEPARATOR, from_json
+from zoo.tokenization import SEPARATOR, BytePairTokenizer, ByteTokenizer, check_round_trip, from_json
+
+WORDS = ByteLevel(add_prefix_space=False, use_regex=True)
 
 ODD = [
     "",
@@ -87,6 +99,126 @@ def test_pieces_do_not_change_the_tokens(tokenizer, length):
     assert len(cut) > 20 or length > 7
     joined = [i for ids in tokenizer.encode_batch(cut) for i in np.asarray(ids).tolist()]
     assert joined == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("length", "size"), [(700, 9_000), pytest.param(PIECE, 75_000, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(
+            "ACGT",
+            "日本語",
+            "ข้อความ",
+            "\n",
+            " ",
+            "=",
+            "1",
+            "日本，",
+            "日1²",
+            "a1",
+            "line\n",
+            '{"k":1,"v":[true]},',
+        ),
+        "words " * 500 + "x" * 5_000,
+        "x" * LONGEST_WORD + ". " + "y" * (LONGEST_WORD + 2) + ". ",
+    ],
+    ids=lambda text: text[:6],
+)
+def test_pieces_are_of_bounded_length_and_make_the_text(unit, length, size):
+    """And so are the words in them, which training takes time for with the square of their length."""
+    text = unit * (size // len(unit))
+    cut = list(pieces(text, length))
+    assert "".join(cut) == text
+    assert max(map(len, cut)) <= length + 4 * LONGEST_WORD
+    words = [piece[a:b] for piece in cut for _, (a, b) in WORDS.pre_tokenize_str(piece)]
+    assert max(map(len, words)) <= LONGEST_WORD + 1  # with the blank before
+    whole = [text[a:b] for _, (a, b) in WORDS.pre_tokenize_str(text)]
+    if max(map(len, whole)) < LONGEST_WORD:
+        assert words == whole, "a text without long words is cut between words"
+        assert not has_long_words(text)
+    elif max(map(len, whole)) > LONGEST_WORD + 1:
+        assert has_long_words(text)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_of_any_text_change_no_word(seed):
+    draw = random.Random(seed)
+    text = "".join(draw.choice("ab1,.'s日本\n \t\r\u3000\x1c\x85_²½é\u0301ก็") for _ in range(400))
+    whole = [text[a:b] for _, (a, b) in WORDS.pre_tokenize_str(text)]
+    for length in (1, 3, 20):
+        cut = list(pieces(text, length))
+        assert [piece[a:b] for piece in cut for _, (a, b) in WORDS.pre_tokenize_str(piece)] == whole
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes"])
+def test_only_a_text_with_long_words_is_another_corpus_than_before_they_were_cut(
+    config, tmp_path, monkeypatch, tokenizer
+):
+    """Its tokens are others; those of texts without are not, nor bytes."""
+    for text, changes in ((prose(50), False), (prose(50) + "x" * 5000, tokenizer == "bpe")):
+        (tmp_path / "t.txt").write_text(text, "utf-8")
+        cfg = config(path=str(tmp_path / "t.txt"), tokenizer=tokenizer, vocab_size=300)
+        now = fingerprint(cfg)
+        with monkeypatch.context() as before:
+            before.setattr(base, "has_long_words", lambda text: False)
+            assert (fingerprint(cfg) != now) == changes
+
+
+def test_a_tokenizer_of_long_words_is_not_one_from_before_they_were_cut(config, tmp_path, cache, monkeypatch):
+    (tmp_path / "t.txt").write_text(prose(20) + "ACGT" * 3000, "utf-8")
+    cfg = config(path=str(tmp_path / "t.txt"), tokenizer="bpe", vocab_size=300)
+    with monkeypatch.context() as before:
+        before.setattr(base, "has_long_words", lambda text: False)
+        prepare(cfg, progress=False)
+    prepare(cfg, progress=False)
+    assert len(list((cache / "tokenizers").iterdir())) == 2
+
+
+SLOW = """
+import signal, sys
+from experiments.data import tokenizer_kinds
+
+def stop(*_):
+    raise SystemExit(7)
+
+signal.signal(signal.SIGTERM, stop)
+tokenizer_kinds.pieces = lambda text: [text]  # one word, as before words were cut: minutes of work
+print("ready", flush=True)
+tokenizer_kinds.train(["".join(map(str, range(100_000)))], 4096)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_training_of_a_tokenizer():
+    """Where the library does not come back to Python for long: half a million digits in one word take it minutes."""
+    with subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(1)  # until it trains
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(timeout=60) == 7
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_told_to_make_room_stops_training_a_tokenizer(monkeypatch):
+    monkeypatch.setattr(preemption, "_received", [signal.SIGUSR2])
+    with pytest.raises(
+        preemption.Paused, match="told to make room \\(SIGUSR2\\) while a tokenizer is trained"
+    ):
+        train((prose(5, seed) for seed in range(1_000_000)), 400)
+
+
+def test_what_goes_wrong_with_a_text_is_said_by_the_training_of_a_tokenizer():
+    def texts():
+        yield prose(5)
+        raise UserError("no text")
+
+    with pytest.raises(UserError, match="no text"):
+        train(texts(), 400)
 
 
 def _trained(threads: int) -> str:
@@ -186,6 +318,137 @@ def test_bad_gpt2_folders(config, tmp_path, cache, vocabulary, merges, message):
     with pytest.raises(UserError, match=message):
         check(config(tokenizer="gpt2", gpt2_path=str(folder)))
     assert not cache.exists()
+
+
+ALPHABET = sorted(ByteLevel.alphabet())
+WHOLE = [*ALPHABET, "th", "the", SEPARATOR]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "message"),
+    [
+        (
+            [SEPARATOR, *"▁abcdefghijklmnopqrstuvwxyz.,"],
+            [],
+            "does not give a text back: 22. of the 256 symbols",
+        ),
+        ([symbol for symbol in WHOLE if symbol != "Ġ"], ["t h"], "does not give a text back: 1 of the .*'Ġ'"),
+        ([symbol for symbol in WHOLE if symbol != "Ń"], ["t h"], "does not give a text back: 1 of the .*'Ń'"),
+        (WHOLE, ["t h", "the "], "does not belong to .*it has the merge 'the '"),
+        (WHOLE, ["t h", " the"], "does not belong to .*it has the merge ' the'"),
+        ([*WHOLE, "xyz"], ["xy z"], "does not belong to .*it has the merge 'xy z'"),
+        ([*WHOLE, "<|endoftext", "|>"], ["<|endoftext |>"], "does not belong to .*it has the merge"),
+        (dict(zip(WHOLE, range(1, 300))), ["t h"], "must number its 259 tokens from 0 to 258"),  # noqa: B905
+        ({symbol: 2 * i for i, symbol in enumerate(WHOLE)}, ["t h"], "must number its 259 tokens"),
+        ({symbol: i // 2 for i, symbol in enumerate(WHOLE)}, ["t h"], "must number its 259 tokens"),
+        ({symbol: str(i) for i, symbol in enumerate(WHOLE)}, ["t h"], "must number its 259 tokens"),
+        ({symbol: i + 0.5 for i, symbol in enumerate(WHOLE)}, ["t h"], "must number its 259 tokens"),
+    ],
+)
+def test_a_vocabulary_that_loses_text_is_refused_before_anything_is_read(
+    config, tmp_path, cache, vocabulary, merges, message
+):
+    table = vocabulary if isinstance(vocabulary, dict) else {symbol: i for i, symbol in enumerate(vocabulary)}
+    (tmp_path / "vocab.json").write_text(json.dumps(table))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), "utf-8")
+    cfg = config(tokenizer="gpt2", gpt2_path=str(tmp_path))
+    for entry in (check, fingerprint, prepare):
+        with pytest.raises(UserError, match=message) as caught:
+            entry(cfg)
+        assert str(tmp_path / "vocab.json") in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not cache.exists()
+
+
+def changed(change) -> BytePairTokenizer:
+    """A byte-level BPE that does something to a text, as many a tokenizer.json does."""
+    saved = json.loads(json.loads(train([prose(50)], 400).to_json())["tokenizer"])
+    change(saved)
+    return BytePairTokenizer("bpe", Backend.from_str(json.dumps(saved)))
+
+
+def normalized(**options):
+    return lambda saved: saved.update(normalizer=options)
+
+
+LOSSY = {
+    "lower case": normalized(type="Lowercase"),
+    "composed": normalized(type="NFC"),
+    "decomposed": normalized(type="NFD"),
+    "compatible": normalized(type="NFKC"),
+    "stripped": normalized(type="Strip", strip_left=True, strip_right=True),
+    "stripped at the end": normalized(type="Strip", strip_left=False, strip_right=True),
+    "without accents": normalized(type="StripAccents"),
+    "of BERT": normalized(
+        type="BertNormalizer", clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=False
+    ),
+    "replaced": normalized(type="Replace", pattern={"String": "``"}, content='"'),
+    "prepended": normalized(type="Prepend", prepend="▁"),
+    "a space in front": lambda saved: saved["pre_tokenizer"].update(add_prefix_space=True),
+    "split at blanks": lambda saved: saved.update(pre_tokenizer={"type": "Whitespace"}),
+    "marks for blanks": lambda saved: saved.update(
+        pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    ),
+    "a decoder that cleans": lambda saved: saved.update(
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}
+    ),
+    "cut off": lambda saved: saved.update(
+        truncation={"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_no_tokenizer_that_changes_text_makes_tokens_to_score(config, tmp_path, cache, monkeypatch, name):
+    """Neither of a corpus nor of another text; so bits per byte are never of a text that was not there."""
+    lossy = changed(LOSSY[name])
+    with pytest.raises(
+        UserError, match=r"the tokenizer bpe-\d+ .*; use data.tokenizer=bpe or data.tokenizer=bytes"
+    ):
+        check_round_trip(lossy)
+    monkeypatch.setattr(TOKENIZERS["bpe"], "make", lambda *_: lossy)
+    with pytest.raises(UserError, match="the tokenizer bpe-"):
+        prepare(config(tokenizer="bpe", vocab_size=400), progress=False)
+    assert not list((cache / "corpora").glob("*/meta.json"))
+    with pytest.raises(UserError, match="the tokenizer bpe-"):
+        list(read_splits(config(), [], lossy))
+
+
+def test_a_corpus_in_the_cache_whose_tokenizer_loses_text_is_refused(config, cache):
+    cfg = config(tokenizer="bpe", vocab_size=400)
+    corpus = prepare(cfg, progress=False)
+    folder = cache / "corpora" / corpus.fingerprint
+    text = changed(LOSSY["lower case"]).to_json()
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["files"]["tokenizer.json"] = len(text.encode())
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="does not give back the text"):
+        prepare(cfg, progress=False)
+
+
+class Rare(ByteTokenizer):
+    """Loses a word that no list of characters has."""
+
+    name = "rare"
+
+    def encode_batch(self, texts):
+        return super().encode_batch([text.replace("zebra", "horse") for text in texts])
+
+
+def test_a_sample_of_the_text_itself_goes_there_and_back(tmp_path):
+    write_tokens([Document(prose(3), 0)], Rare(), tmp_path / "tokens.bin", lambda _: None)
+    with pytest.raises(UserError, match=r"'zebra.*' comes back as 'horse"):
+        write_tokens([Document("zebras and others", 0)], Rare(), tmp_path / "tokens.bin", lambda _: None)
+
+
+def test_tokens_are_of_the_vocabulary(tokenizer):
+    """Or a model has no embedding of them."""
+    check_round_trip(tokenizer)
+    with pytest.raises(UserError, match=f"gives the token {tokenizer.vocab_size} with a vocabulary of"):
+        check_round_trip(tokenizer, "a", [tokenizer.vocab_size])
+    with pytest.raises(UserError, match="for the separator of documents"):
+        check_round_trip(tokenizer, SEPARATOR, [tokenizer.bos_id])
 
 
 def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):

@@ -44,7 +44,7 @@ def by_hand(folder: Path, text: str, windows: int | None = None) -> dict:
 def test_a_text_is_the_runs_own_by_what_names_it_and_not_by_how_it_is_cut(tmp_path: Path):
     own = DataConfig(name="wikitext103", path="a", train_path="b", revision="c")
     loaded = LoadedRun(None, None, tmp_path, own)
-    for key in ("name", "path", "train_path", "revision"):
+    for key in ("name", "path", "text_column", "train_path", "revision"):
         assert not evaluation._is_own(loaded, dataclasses.replace(own, **{key: "other"})), key
     assert evaluation._is_own(loaded, dataclasses.replace(own, seq_len=7, batch_size=3, tokenizer="bytes"))
 
@@ -87,7 +87,7 @@ def test_splits_of_a_data_set_are_read_alone(finished: Lab, other: Path, tmp_pat
     )
     assert outcome.status == 0, outcome.err
     assert f"loss {by_hand(folder, text)['loss']:.4f}" in outcome.out
-    assert outcome.out.rstrip().endswith("· wikitext-2-raw-v1 test · tokenizer bytes")
+    assert outcome.out.rstrip().endswith(f"· test-0 ({len(text.splitlines())} rows, not as published) · tokenizer bytes")
     missing = finished.here(
         "job=evaluate", f"run={folder}", "data=wikitext2", place, "evaluate.splits=[validation]"
     )
@@ -101,8 +101,8 @@ def test_each_split_of_another_text_is_named_as_its_own(other: Path, tmp_path: P
     cfg = DataConfig(name="wikitext2", path=str(tmp_path))
     found = [(one.name, one.text) for one in read_splits(cfg, ["validation", "test"], ByteTokenizer())]
     assert found == [
-        ("validation", "wikitext-2-raw-v1 validation"),
-        ("test", "wikitext-2-raw-v1 test"),
+        ("validation", "validation-0 (1 row, not as published)"),
+        ("test", "test-0 (1 row, not as published)"),
     ]
 
 
