@@ -295,7 +295,9 @@ def _check_place(config: Config) -> None:
 def _check_loggers(config: Config) -> None:
     """Refuse loggers whose package is not installed here, where cells train here."""
     for name in config.trainer.loggers if config.sweep.engine == "pool" else ():
-        if not any(map(importlib.util.find_spec, _LOGGERS[name])):
+        specs = map(importlib.util.find_spec, _LOGGERS[name])
+        # One without an origin is a folder of that name, such as wandb leaves where it ran.
+        if not any(spec is not None and spec.origin is not None for spec in specs):
             raise UserError(
                 f"trainer.loggers names {name}, which is not installed; pip install -e '.[log]', or leave it out"
             )

@@ -17,7 +17,10 @@ import torch
 
 from experiments.system.paths import ROOT
 
-PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy", "numba")
+PACKAGES = (
+    *("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy", "numba"),
+    *("flash-attn", "flash_attn_3", "flash-attn-4"),
+)
 
 ROOMS = ("zoo", "kernels", "experiments", "analysis", "conf")
 """Folders whose files are part of what runs, whether git knows them or not."""

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -174,9 +175,15 @@ def test_an_error_that_no_rule_explains_is_told_with_its_cause():
 
 
 @pytest.mark.slow
-def test_loggers_that_are_not_installed_are_refused_with_their_extra(lab: Lab, monkeypatch):
-    found, absent = importlib.util.find_spec, ("wandb", "tensorboard", "tensorboardX")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else found(name))
+@pytest.mark.parametrize("folder", [False, True], ids=["nothing", "a folder of that name"])
+def test_loggers_that_are_not_installed_are_refused_with_their_extra(lab: Lab, monkeypatch, folder: bool):
+    found = importlib.util.find_spec
+    absent = {
+        name: ModuleSpec(name, None) if folder else None for name in ("wandb", "tensorboard", "tensorboardX")
+    }
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: absent[name] if name in absent else found(name)
+    )
     for name in ("wandb", "tensorboard"):
         assert_refused(lab, lab.here(f"trainer.loggers=[{name}]"), f"names {name}", "'.[log]'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import subprocess
@@ -17,12 +18,13 @@ from support.kernel_cases import packed
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels import attention, timeline_attention
+from kernels import attention, short_conv, timeline_attention
 from kernels.dispatch import never
 from kernels.ops.attention import OPERATION as ATTENTION
 from kernels.ops.timeline_attention import OPERATION as TIMELINES
 from kernels.plugins import flash
 from kernels.plugins.lookup import ABSENT, look_up
+from kernels.triton_common import serving
 
 # ruff: noqa: E704  a signature is a line
 
@@ -354,6 +356,27 @@ def test_a_library_that_is_looked_for_is_imported_once(tmp_path, monkeypatch):
 def test_what_is_there_is_found_and_what_is_not_has_a_reason(module, name, found):
     function, why = look_up(module, name)
     assert (function is not None, why) == ((True, None) if found is True else (False, found))
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("libtriton.so: cannot open"), ModuleNotFoundError("No module")]
+)
+def test_a_triton_that_cannot_be_imported_is_refused_with_its_reason(monkeypatch, error):
+    found = importlib.import_module
+
+    def broken(name: str, *more):
+        if name == "triton":
+            raise error
+        return found(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    serving._fault.cache_clear()
+    try:
+        assert not serving.interpreted()
+        with pytest.raises(ValueError, match=f"triton cannot be imported \\({error}\\)"):
+            short_conv(torch.zeros(1, 4, 2), torch.zeros(2, 3), backend="triton")
+    finally:
+        serving._fault.cache_clear()
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ from kernels.dispatch import Operation, Unserved, registered_backends
 from zoo import LanguageModel, ModelConfig
 from zoo.backends import check_backend
 from zoo.context import Context
+from zoo.cost import flops_per_token
 from zoo.errors import UserError
 from zoo.interfaces import set_step
+from zoo.model import on_meta
 
 CPU = torch.device("cpu")
 KERNELS = ("varlen", "flash_attn", "triton", "numba")
@@ -99,6 +101,18 @@ def test_for_another_machine_only_operations_without_such_a_form_are_refused(cas
     elsewhere, here = (refusal(config, device=device) for device in (None, CPU))
     assert elsewhere is None or f"has no form {backend!r}" in elsewhere
     assert elsewhere is None or here is not None
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_costs_do_not_depend_on_the_kernels_that_compute(backend: str):
+    """They are counted without data, which kernels need."""
+    auto = Case("mixer", "attention").config()
+    models = [
+        on_meta(dataclasses.replace(auto, backend=name), vocab_size=VOCAB, seq_len=SEQ_LEN)
+        for name in ("auto", backend)
+    ]
+    first, second = (flops_per_token(model, SEQ_LEN, backward=True) for model in models)
+    assert first == second > 0
 
 
 def test_auto_is_never_refused_and_asks_nothing(monkeypatch):
