@@ -17,7 +17,7 @@ from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_measures, check_probe
-from experiments.probing import probe_tables
+from experiments.probing import notices, probe_tables
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.probing.rank_message import stream_rank
@@ -55,6 +55,8 @@ def run(config: Config) -> None:
     for run in runs:
         if line := stream_rank(run, config.probe.stream_energy):
             print(f"{run_title(run)}: {line}")
+        for line in notices.of_probed(run):
+            print(f"notice: {run_title(run)}: {line}", file=sys.stderr, flush=True)
     if failed:
         raise RunFailed(
             f"{failed} of {len(runs)} runs could not be probed; the same command tries them again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -36,6 +37,7 @@ from experiments.system.progress import Sink, discard
 from experiments.training import callbacks
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
 from experiments.training.summary import summarise
+from zoo import registry
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
@@ -222,7 +224,18 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
         return {}
     seconds = time.perf_counter() - began - attempt.utilisation.seconds
     summary = summarise(attempt, metrics, seconds)
+    if group.sequence() is None:  # one device holds a whole sequence
+        _notify(planned, corpus, device)
     return {**summary, "workers": workers, "load": load}
+
+
+def _notify(planned: Plan, corpus: Corpus | TaskSet, device: torch.device) -> None:
+    """Print what measures say is wrong with the numbers of a run's best weights, on the standard error."""
+    from experiments.probing import notices
+
+    mixers = {registry.mixer_by_letter()[letter].name for letter in set(planned.letters)}
+    for line in notices.of_trained(planned.folder.path, mixers, corpus, device):
+        print(f"notice: {planned.title}: {line}", file=sys.stderr, flush=True)
 
 
 def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:

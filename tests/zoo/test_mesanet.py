@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from support.contract_cases import randomised
+from support.margins import below
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
@@ -76,6 +77,26 @@ def test_decoding_is_forward_at_any_number_of_steps():
             y, state = m.extend(token, state)
             outputs.append(y)
         torch.testing.assert_close(torch.cat(outputs, 1), m(x, ctx)[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("different", [4, 16])
+def test_decoding_a_text_that_repeats_is_forward_in_fp32(different):
+    """Gates as open as they get, a small Λ, two thousand tokens: to a thousandth of the largest number."""
+    m = randomised(MesaNet(MesaNetConfig(n_heads=1), Dims(32, 1, seq_len=2048, layer=0, depth=2))).float()
+    m.gamma_proj.bias.fill_(12.0)
+    m.beta_proj.bias.fill_(-2.0)  # what forgets, 0.0025·β², falls faster than what is written
+    m.lamb.fill_(-4.0)
+    words = torch.randn(different, 32, generator=torch.Generator().manual_seed(5))
+    x = words[torch.arange(2048) % different][None]
+    ctx = Context.of(torch.zeros(1, 2048, dtype=torch.int64))
+    wanted = m(x, ctx)[0][:, -16:]
+    state, outputs = m.init_state(1), []
+    for part in (x[:, :-16], *x[:, -16:].split(1, 1)):
+        y, state = m.extend(part, state)
+        outputs.append(y)
+    below((torch.cat(outputs[1:], 1) - wanted).abs().max() / wanted.abs().max(), 1e-3)
 
 
 @pytest.mark.parametrize(("bias", "kept"), [(4.0, 0.982014), (0.0, 0.5)])

@@ -89,12 +89,12 @@ def test_packed_states_are_those_of_their_own_sequence(letter, monkeypatch):
         torch.testing.assert_close(shown["states"][0, place], wanted, rtol=0, atol=1e-10)
 
 
-def krylov_residual(a: np.ndarray, b: np.ndarray, steps: int) -> float:
-    """Of the best x in the span of (D⁻¹A)^i·D⁻¹b, i < steps, in the norm of A: what conjugate gradients find."""
+def krylov_residual(a: np.ndarray, lamb: np.ndarray, b: np.ndarray, steps: int) -> float:
+    """Of the best x in the span of (Λ⁻¹A)^i·Λ⁻¹b, i < steps, in the norm of A: what conjugate gradients find."""
     if steps == 0:
         return 1.0
-    scaled = a / np.diag(a)[:, None]
-    basis = np.stack([np.linalg.matrix_power(scaled, i) @ (b / np.diag(a)) for i in range(steps)], 1)
+    scaled = a / lamb[:, None]
+    basis = np.stack([np.linalg.matrix_power(scaled, i) @ (b / lamb) for i in range(steps)], 1)
     basis, _ = np.linalg.qr(basis)
     x = basis @ np.linalg.solve(basis.T @ a @ basis, basis.T @ b)
     return np.linalg.norm(b - a @ x) / np.linalg.norm(b)
@@ -115,7 +115,7 @@ def test_residuals_are_those_of_explicit_matrices(lengths, monkeypatch):
             for s in range(first, t + 1):
                 weight = beta[b, s, h] * np.exp(g[b, s + 1 : t + 1, h].sum())
                 a = a + weight * np.outer(k[b, s, h], k[b, s, h])
-            wanted = [krylov_residual(a, q[b, t, h], steps) for steps in range(STEPS + 1)]
+            wanted = [krylov_residual(a, lamb[h], q[b, t, h], steps) for steps in range(STEPS + 1)]
             assert shown[:, b, t, h].numpy() == pytest.approx(wanted, abs=1e-9)
             assert wanted[0] > wanted[STEPS]
 
@@ -178,12 +178,28 @@ def test_quantiles_of_the_decay():
 
 def test_residuals_are_averaged_over_tokens():
     residuals = torch.rand(4, 2, 5, 3, generator=torch.Generator().manual_seed(2)).double()
-    rows = list(Solver().update(ProbeEvent("solver", {"residuals": residuals}, 1, "mixer", "mesanet")))
-    assert len(rows) == 4 * 3
+    rows = solver_rows(residuals)
+    assert len([row for row in rows if row.measure == "cg_residual"]) == 4 * 3
     for step, h in np.ndindex(4, 3):
         wanted = sum(residuals[step, b, t, h].item() for b in range(2) for t in range(5)) / 10
         row = value_of(rows, "cg_residual", h, axis="step", start=step, end=step + 1)
         assert (row.value, row.count, row.layer) == (pytest.approx(wanted), 10, 1)
+
+
+def solver_rows(residuals: Tensor) -> list[Row]:
+    return list(Solver().update(ProbeEvent("solver", {"residuals": residuals}, 1, "mixer", "mesanet")))
+
+
+def test_tokens_that_are_not_solved_are_counted_and_told_of():
+    """A mean hides few of them; a residual of NaN is not solved either."""
+    residuals = torch.full((3, 2, 5, 3), 1e-7).double()
+    residuals[0] = 1.0
+    assert not list(Solver.notices(solver_rows(residuals)))
+    residuals[-1, 0, 1, 2], residuals[-1, 1, :2, 0] = torch.nan, 2e-3
+    rows = solver_rows(residuals)
+    assert [value_of(rows, "cg_unsolved", h).value for h in range(3)] == pytest.approx([0.2, 0, 0.1])
+    (line,) = Solver.notices(rows)
+    assert all(word in line for word in ("2 steps", "layers 1 ", "0.2", "cg_steps")), line
 
 
 def test_every_recurrent_layer_of_a_model_is_measured():
@@ -193,5 +209,10 @@ def test_every_recurrent_layer_of_a_model_is_measured():
     found = {(row.layer, row.block, row.measure) for row in rows}
     common = ("state_norm", "state_rank", "decay", "decay_half_life")
     wanted = {(i, block, name) for i, block in enumerate(("kda", "mesanet", "mom")) for name in common}
-    wanted |= {(1, "mesanet", "cg_residual"), (2, "mom", "memory_norm"), (2, "mom", "memory_rank")}
+    wanted |= {
+        (1, "mesanet", "cg_residual"),
+        (1, "mesanet", "cg_unsolved"),
+        (2, "mom", "memory_norm"),
+        (2, "mom", "memory_rank"),
+    }
     assert found == wanted

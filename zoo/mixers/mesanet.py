@@ -21,7 +21,7 @@ LAMBDA_FLOOR = 0.25
 FORGETTING = 0.0025
 """The part of the state that a full write forgets: it keeps H below a bound even where γ stays near 1."""
 SOLVED = 1e-4
-"""The relative residual up to which a token counts as solved: errors of outputs were up to four times as large (LOG)."""
+"""The relative residual up to which a token counts as solved; errors of outputs were up to four times as large."""
 
 
 @dataclass
@@ -187,14 +187,35 @@ register_event("solver", residuals="[steps + 1, B, T, H]: ‖q − (H + Λ)x‖ 
 
 @register_measure
 class Solver(Measure):
-    """cg_residual: ‖q − (H + Λ)·x‖ / ‖q‖ after 0, 1 … steps of the conjugate gradient, axis step, mean over tokens."""
+    """How well the systems (H + Λ)·x = q are solved:
+
+    * cg_residual: ‖q − (H + Λ)·x‖ / ‖q‖ after 0, 1 … steps of the conjugate gradient, axis step, mean over tokens
+    * cg_unsolved: the share of tokens that have more than 1e-4 of it left after the last step
+    """
 
     name = "solver"
     kinds = ("solver",)
+    warns_of = "mesanet"
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
-        """Rows of every head, a bucket [step, step + 1) for each step."""
-        for step, residuals in enumerate(event.values["residuals"].detach().double()):
-            count = residuals[..., 0].numel()
+        """Rows of every head: a bucket [step, step + 1) for each step, and the share that is not solved."""
+        all_steps = event.values["residuals"].detach().double()
+        count = all_steps[0, ..., 0].numel()
+        for step, residuals in enumerate(all_steps):
             where = {"axis": "step", "start": step, "end": step + 1}
             yield from by_head(event, "cg_residual", residuals.mean((0, 1)), count, **where)
+        unsolved = ~(all_steps[-1] <= SOLVED)  # NaN is not solved
+        yield from by_head(event, "cg_unsolved", unsolved.double().mean((0, 1)), count)
+
+    @classmethod
+    def notices(cls, rows: list[Row]) -> Iterator[str]:
+        """One sentence where tokens are not solved."""
+        left = [row for row in rows if row.measure == "cg_unsolved" and row.value > 0]
+        if left:
+            layers = ", ".join(str(layer) for layer in sorted({row.layer for row in left}))
+            steps = max(row.start for row in rows if row.measure == "cg_residual")
+            yield (
+                f"mesanet: {steps:.0f} steps of its solver leave tokens of layers {layers} unsolved, up to "
+                f"{max(row.value for row in left):.2g} of a head's (relative residual above {SOLVED:g}): their outputs "
+                "may be wrong by 1e-3 and more; model.mixers.mesanet.cg_steps takes more steps"
+            )

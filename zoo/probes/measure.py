@@ -21,12 +21,14 @@ class Measure(ABC):
     """Takes the events of its `kinds` during one forward pass, in the order of the layers, and returns rows.
 
     One instance per pass. `needs_gradient`: the pass builds its graph, and `finish` gets the loss, which it may
-    differentiate (retaining the graph) with respect to the recorded tensors.
+    differentiate (retaining the graph) with respect to the recorded tensors. `warns_of`: the name of the mixer that
+    `notices` is about, "" where there are none.
     """
 
     name: str
     kinds: tuple[str, ...]
     needs_gradient = False
+    warns_of = ""
 
     @abstractmethod
     def update(self, event: ProbeEvent) -> Iterable[Row]:
@@ -40,6 +42,11 @@ class Measure(ABC):
     def correct_averages(cls, rows: list[Row]) -> list[Row]:
         """Rows averaged over batches, with values that are no means over tokens (a largest load, say) recomputed."""
         return rows
+
+    @classmethod
+    def notices(cls, rows: list[Row]) -> Iterable[str]:
+        """A sentence for each thing that, by all measures' rows of a model, is wrong with the model's own numbers."""
+        return ()
 
 
 def check_graph(loss: Tensor, measure: str) -> None:

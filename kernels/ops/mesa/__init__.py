@@ -64,8 +64,8 @@ def mesa(
     g              [B, T, H], log gates ≤ 0
     beta           [B, T, H], write strengths ≥ 0
     lamb           [H, K], the diagonal of Λ itself, > 0
-    cg_steps       steps of the conjugate gradient from x = 0, preconditioned by the diagonal of H + Λ;
-                   none is taken where the solution is exact but for rounding
+    cg_steps       steps of the conjugate gradient from x = 0, preconditioned by Λ; none is taken where the
+                   solution is exact but for rounding
     initial_state  (H [N, H, K, K], G [N, H, K, V]) before every sequence (H's symmetric part counts);
                    None: zeros
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
@@ -78,11 +78,21 @@ def mesa(
     How many steps are enough (relative error of o against the exact solve; unit keys, Λ = 1, K = 64, 128):
 
         steps                                   5        10      30
-        nothing is forgotten (γ = 1, T = 256)   3e-3     8e-6    1e-15 (fp32: 3e-7)
-        γ = σ(2 + normal)                       1e-4     2e-9    2e-15
+        nothing is forgotten (γ = 1, T = 256)   3e-3     9e-6    1e-15 (fp32: 3e-7)
+        γ = σ(2 + normal)                       7e-5     4e-10   2e-15
 
-    Everything is computed in at least fp32. `torch` differentiates implicitly, by a second solve with as many
-    steps; `reference` through the steps. They agree once the conjugate gradient has converged.
+    Why Λ: steps are taken on I + Λ^(−½)·H·Λ^(−½), and n distinct keys, however often each was written, make that
+    n + 1 different eigenvalues at most, which n + 1 steps solve. The diagonal of H + Λ breaks this up: one key
+    written 1,024 times then leaves errors of 5e-2 (Λ = 1) and 1 (Λ = 0.25) after 30 steps, where Λ leaves 4e-5 and
+    2e-4, fp32's own. Without a preconditioner the same holds as long as Λ is one number, but few keys beside a Λ
+    of 0.25 to 4 have errors of 1e-1. What 30 steps do not solve is a long memory (γ = 1, thousands of tokens)
+    whose keys' variances are spread over decades: 1e-2 to 5e-2. `mesa_residuals` shows it. fp32 itself loses
+    about 3e-8 times the condition of H + Λ.
+
+    Everything is computed in at least fp32. `torch` and `triton` differentiate implicitly, by a second solve with
+    as many steps; `reference` has the derivatives of the exact solution. They agree once both have converged.
+    A NaN in an input shows in all outputs and gradients that depend on it; forms that compute chunks of tokens may
+    carry it to earlier tokens as well, `torch` also to other packed sequences.
     Memory is linear in T. `torch` pads packed sequences to whole chunks, each by less than one.
     Raises ValueError for shapes that do not fit, cg_steps < 1, and an unknown backend;
     NotImplementedError for forward-mode differentiation, which the reference alone has.

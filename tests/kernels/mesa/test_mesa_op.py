@@ -322,6 +322,22 @@ def test_half_precision_is_computed_in_fp32(backend):
     torch.testing.assert_close(o.double(), wanted, rtol=2**-6, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_in_bf16_are_summed_over_tokens_in_fp32(backend):
+    """To bf16's own rounding; a sum over tokens in bf16 is wrong by percents."""
+    given = [x.bfloat16() for x in inputs(1, 1000, heads=1, width=4)]
+
+    def gradients(dtype: torch.dtype, backend: str) -> tuple[Tensor, ...]:
+        leaves = [x.detach().to(dtype, copy=True).requires_grad_() for x in given]
+        o = mesa(*leaves, cg_steps=6, backend=backend)[0]
+        return torch.autograd.grad((o * normal(*o.shape, seed=9)).sum(), leaves)
+
+    got, wanted = gradients(torch.bfloat16, backend), gradients(torch.float64, "torch")
+    for name, a, b in zip(("q", "k", "v", "g", "beta", "lamb"), got, wanted, strict=True):
+        below((a.double() - b).abs().max() / b.abs().max(), 2.0**-7, name)
+
+
 def test_residuals_start_at_one_and_are_zero_for_a_query_of_zeros():
     """So that one such query makes no mean over tokens NaN."""
     q, k, _, g, beta, lamb = inputs(2, 5)
