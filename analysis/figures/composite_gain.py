@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, whole_ticks
+from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import (
     ROUNDING,
@@ -77,7 +77,6 @@ def draw(table: pd.DataFrame) -> Figure:
         line[0].set_ylabel(unit)
         log_gains(line[0])
     for axes in grid[-1]:
-        whole_ticks(axes.xaxis)
         axes.set_xlabel("sub-block")
     legend_below(figure, legend_entries(styles))
     return figure

@@ -34,19 +34,24 @@ LAYERS = 4
 PARTS = 3
 """Lines of the picture a head: the last is the second choice's."""
 
+EVEN = 0.35
+"""Opacity of a choice that is as probable as any other: a colour that can be told, and pale beside a sure one."""
+
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "noun", "head"),
-    *("position", "text", "given", "rank", "choice", "probability", "routed_layers", "routers"),
+    *("position", "text", "given", "rank", "choice", "choices", "probability", "routed_layers", "routers"),
 )
 
 
 def table(results: Results) -> pd.DataFrame:
     """Make the table: first and second choices of one model's heads for LONGEST tokens, in at most LAYERS layers.
 
-    routed_layers: all layers that have this router; routers: those of all models, both as text.
+    choices: how many there are; routed_layers: all layers that have this router; routers: those of all models, both as
+    text.
     """
     rows = sentence_routes(results, LONGEST)
     rows = rows.assign(
+        choices=max(2, int(rows["choice"].max()) + 1),
         routed_layers=listing(sorted(rows["layer"].unique()), 40),
         routers=listing(sorted(routing_rows(results, "routes")["series"].unique()), 20),
     )
@@ -54,7 +59,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
-    """Return colours [heads·PARTS, positions, 4] of one layer: the choice's colour, its probability as opacity.
+    """Return colours [heads·PARTS, positions, 4] of one layer: the choice's colour, more opaque if more probable.
 
     A head's first choice fills PARTS lines less the last, which its second choice has; all of them where there is none.
     """
@@ -62,8 +67,16 @@ def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
     for row in rows.sort_values("rank").itertuples(index=False):
         top = PARTS * row.head
         lines = slice(top, top + PARTS) if row.rank == 0 else top + PARTS - 1
-        image[lines, row.position] = (*to_rgb(colors[row.choice]), row.probability)
+        image[lines, row.position] = (*to_rgb(colors[row.choice]), opacity(row.probability, row.choices))
     return image
+
+
+def opacity(probability: float, choices: int) -> float:
+    """Return the opacity of a choice among so many: 0 at 0, EVEN at an even router's probability, 1 at 1.
+
+    Straight lines between. The probability itself would leave an even router's picture white.
+    """
+    return float(np.interp(probability, (0.0, 1 / choices, 1.0), (0.0, EVEN, 1.0)))
 
 
 @styled
@@ -105,10 +118,12 @@ def caption(table: pd.DataFrame) -> str:
     first, second = (table[table["rank"] == rank] for rank in (0, 1))
     heads = first.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())
+    even = 1 / table["choices"].iloc[0]
     strip = f", in the strip below it the second ({second['probability'].mean():.2f})" if len(second) else ""
     return (
         f"{_which(table)}: the {what} that each head's router chose first for each token of {sentence_text(table)}; "
-        f"opacity: its probability (mean {first['probability'].mean():.2f}){strip}. Numbers mean something within a "
+        f"opacity: its probability (mean {first['probability'].mean():.2f}; {EVEN:.0%} opaque at {even:.2g}, an even "
+        f"router's){strip}. Numbers mean something within a "
         f"head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
         f"␣: a space. {provenance_text(table)}"
     )

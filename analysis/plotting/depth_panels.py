@@ -5,9 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from analysis.plotting.axes import plain_log_ticks
+from analysis.plotting.axes import plain_log_ticks, whole_ticks
 from analysis.plotting.style import panels
 
 MOST = 3
@@ -49,7 +48,7 @@ def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure,
     for axes, depth in zip(grid[0], depths, strict=True):
         axes.set_title(f"{depth} layer{'s' * (depth != 1)}")
     for axes in (axes for line in grid for axes in line):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6 if len(depths) < MOST else 4))
+        whole_ticks(axes.xaxis, 6 if len(depths) < MOST else 4)
     return figure, grid
 
 

@@ -21,7 +21,7 @@ def line(axes, label):
 
 
 @pytest.mark.slow
-def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, write_run):
+def test_the_map_shows_first_choices_more_opaque_if_more_probable(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "hypergraph interlaced_sf", blocks=ROUTERS)
     first = {
         (layer, head, place): (layer + head + place) % 3
@@ -46,13 +46,23 @@ def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, wr
         for head in (0, 1):
             for place in (0, 1, 2):
                 color = to_rgb(PALETTE[first[layer, head, place]])
-                shown = [(*color, 0.5 + 0.1 * place)] * 2 + [(*to_rgb(PALETTE[3]), 0.1)]
+                alphas = [routing_map.opacity(p, 4) for p in (0.5 + 0.1 * place, 0.1)]
+                shown = [(*color, alphas[0])] * 2 + [(*to_rgb(PALETTE[3]), alphas[1])]
                 np.testing.assert_allclose(image[3 * head : 3 * head + 3, place], shown)
     assert [tick.get_text() for tick in drawn[-1].get_xticklabels()] == ["The", "␣cat", "⏎"]
     said = routing_map.caption(table)
-    assert "mean 0.60), in the strip below it the second (0.10)" in said
+    assert "mean 0.60; 35% opaque at 0.25, an even router's), in the strip below it the second (0.10)" in said
     assert "for each token of one held-out sentence" in said
     assert said.startswith("hypergraph interlaced_sf, router of hypergraph, layers 0 and 2: the timeline")
+
+
+@pytest.mark.parametrize("choices", [2, 6, 256])
+def test_an_even_router_is_not_white_and_a_sure_ones_colours_are_full(choices):
+    """However many choices there are; in between more opaque if more probable."""
+    shown = [routing_map.opacity(p / choices, choices) for p in np.linspace(0, choices, 50)]
+    assert (shown[0], shown[-1]) == (0, 1)
+    assert np.diff(shown).min() > 0
+    assert routing_map.opacity(1 / choices, choices) >= 0.3
 
 
 PROBABILITIES = {
