@@ -54,7 +54,9 @@ def run(call: Call, backend: str | None) -> dict[str, Tensor]:
     found = {f"result {i}": x.detach() for i, x in enumerate(out)}
     learning = [x for x in out if x.requires_grad]
     if call.learned and learning:
-        total = sum((x * uniform(f"gradient {i}", *x.shape).to(x.device)).sum() for i, x in enumerate(learning))
+        total = sum(
+            (x * uniform(f"gradient {i}", *x.shape).to(x.device)).sum() for i, x in enumerate(learning)
+        )
         wanted = [leaves[name] for name in call.learned]
         found_gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         found |= {f"gradient of {name}": x for name, x in zip(call.learned, found_gradients, strict=True)}
