@@ -212,6 +212,22 @@ def test_a_nan_anywhere_shows_in_all_that_depends_on_it(title):
         assert wrong_beside_a_nan(CALLS[title], PLACES, "reference", "torch", "numba", "triton") == []
 
 
+@pytest.mark.usefixtures("one_configuration")
+@pytest.mark.parametrize("form", ["reference", "torch", "triton"])
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("rule", ["none", "seed", "inverse"])
+def test_a_key_whose_score_is_nan_is_selected_and_a_rule_gives_the_most(rule, queries, form):
+    k = kernels.AdaptiveK(rule, 3, 2, 6)
+    given = {name: x.float().to(DEVICE) for name, x in cases.indexer(1, queries, 20).items()}
+    given["k_idx"][0, 5, 0] = torch.nan
+    with maxima_of_a_gpu():
+        found = kernels.lightning_topk(**given, k=k, backend=form)[0].cpu()
+    position = torch.arange(20 - queries, 20)
+    sees = position >= 5
+    assert torch.equal((found == 5).any(-1), sees)
+    assert torch.equal((found >= 0).sum(-1)[sees], (position + 1).clamp_max(k.widest)[sees])
+
+
 COMPILED = """
     import re
 
