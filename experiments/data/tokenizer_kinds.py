@@ -4,9 +4,9 @@ Adding one is a class here with `@register_tokenizer`, and an entry of `zoo.toke
 saved. Byte-pair encoding: Sennrich et al. 2016; on bytes: Radford et al. 2019 (GPT-2's 50,257 entries, whose files are
 under the MIT licence).
 
-GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`, and English contractions) splits a
-text into words: runs of letters, of digits, of other characters, of blanks. A text can be cut between two words, except
-behind a blank: blanks at the end of a text are one word.
+GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`, and English contractions) splits
+a text into words: runs of letters, of digits, of other characters, of blanks. A text can be cut between two words,
+except behind a blank: blanks at the end of a text are one word.
 """
 
 from __future__ import annotations

@@ -87,9 +87,8 @@ def test_splits_of_a_data_set_are_read_alone(finished: Lab, other: Path, tmp_pat
     )
     assert outcome.status == 0, outcome.err
     assert f"loss {by_hand(folder, text)['loss']:.4f}" in outcome.out
-    assert outcome.out.rstrip().endswith(
-        f"· test-0 ({len(text.splitlines())} rows, not as published) · tokenizer bytes"
-    )
+    name = f"test-0 ({len(text.splitlines())} rows, not as published)"
+    assert outcome.out.rstrip().endswith(f"· {name} · tokenizer bytes")
     missing = finished.here(
         "job=evaluate", f"run={folder}", "data=wikitext2", place, "evaluate.splits=[validation]"
     )
