@@ -1,1 +1,4 @@
-"""Installed libraries as backends: each file has `refuses(q, k, v, window)` and `packed_attention(...)`."""
+"""Installed libraries as backends: a file each with `refuses(q, k, v, window)` and `packed_attention(...)`.
+
+lookup.py finds their functions.
+"""
