@@ -135,7 +135,7 @@ def test_named_mistakes_in_a_process_of_their_own(
         (["kda"], "'kda'; give key=value"),
         (["generate.prompt=it's"], "'generate.prompt=\"...\"'"),
         (["run=results/a/b"], "job=train does not read run="),
-        (["dry=true"], "job=train does not read dry=; leave it out"),
+        (["job=cost", "dry=true"], "job=cost does not read dry=; leave it out"),
         (["job=report", "runs=/nope", "dry=true"], "job=report does not read dry=; leave it out"),
         (["job=evaluate"], "run=results/NAME/RUN"),
         (["job=evaluate", "run=/nope"], "no model at /nope"),
