@@ -141,7 +141,10 @@ def parquet(kind):
         out = io.BytesIO()
         array = pa.array(values) if kind is None else pa.array(values).cast(kind(pa))
         gaps = pa.array([None if i % 3 else i for i in range(len(rows))], pa.int64())
-        pq.write_table(pa.table({"id": gaps, "text": array}), out, row_group_size=7)
+        try:
+            pq.write_table(pa.table({"id": gaps, "text": array}), out, row_group_size=7)
+        except pa.ArrowNotImplementedError as error:  # views, before 19
+            pytest.skip(f"this pyarrow does not write them: {error}")
         return out.getvalue()
 
     return make
