@@ -25,6 +25,9 @@ from torch import Tensor, nn
 from zoo.context import Context
 from zoo.modules.states import state_bytes
 
+NOT_BY_STEPS = ("varlen", "flash_attn")
+"""Backends that compute whole sequences alone: `Dims.step_backend` says why."""
+
 Aux = dict[str, Tensor]
 """Auxiliary losses by name, scalars: each the mean over the batch's sequences of a number that each decides alone.
 
@@ -59,7 +62,7 @@ class Dims:
         Those need the keys and values of all sequences concatenated, which would copy the whole cache for every
         token, and they do not serve the forms that only a step has (MLA's absorbed rows, path_step).
         """
-        return "auto" if self.backend in ("varlen", "flash_attn") else self.backend
+        return "auto" if self.backend in NOT_BY_STEPS else self.backend
 
 
 class Mixer(nn.Module, ABC):

@@ -21,16 +21,22 @@ from experiments.runs.load_run import LoadedRun, load_run
 from experiments.system.progress import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
+from zoo.interfaces import NOT_BY_STEPS
 
 
 def run(config: Config) -> None:
     """Print every prompt and its continuation: of one prompt token by token, of several when a batch is complete."""
     g = config.generate
     _check(g)
+    backend = given_backend(config)
+    if backend in NOT_BY_STEPS:
+        raise UserError(
+            f"model.backend={backend} computes whole sequences, and job=generate none; leave it out"
+        )
     check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
-    loaded = load_run(config.run, pick_device(config.device), ("decoding",), backend=given_backend(config))
+    loaded = load_run(config.run, pick_device(config.device), ("decoding",), backend=backend)
     tell_other_model(config)
     speed = Speed()
     if len(prompts) == 1:

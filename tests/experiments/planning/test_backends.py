@@ -105,3 +105,14 @@ def test_a_run_that_was_trained_elsewhere_is_used_by_another_backend(
     used = lab.here(*words, "model.backend=auto")
     assert used.status == 0, used.err
     assert "stays as it was trained" not in used.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn"])
+def test_generating_by_a_backend_of_whole_sequences_is_refused(finished: Lab, backend: str):
+    """Whatever the run's blocks: attention alone would take another backend for every step, without a word."""
+    words = ["job=generate", f"run={finished.run_folder()}", f"model.backend={backend}"]
+    refused = finished.here(*words, "generate.prompt=abc", "generate.tokens=2")
+    assert refused.status == 2
+    assert f"model.backend={backend} computes whole sequences" in refused.err
+    assert refused.out == ""
