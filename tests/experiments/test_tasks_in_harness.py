@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.program import assert_same_run
+from support.program import assert_same_run, later_wins
 from support.task_lab import TaskLab
 
 import analysis
@@ -260,7 +260,7 @@ def test_a_sentence_is_no_input_of_a_task(finished: TaskLab, monkeypatch):
 def without_tiny(monkeypatch, lab: TaskLab, *words: str):
     """A command on the run of the lab, which knows its own task."""
     own = ["device=cpu", "trainer.progress=false", f"run={lab.run_folder()}"]
-    monkeypatch.setattr(TaskLab, "arguments", lambda self, *more: [*own, *more])
+    monkeypatch.setattr(TaskLab, "arguments", lambda self, *more: later_wins([*own, *more]))
     return lab.here(*words)
 
 

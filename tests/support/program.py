@@ -224,7 +224,7 @@ def assert_same_run(a: Path, b: Path, message: str = "") -> None:
 
 
 def later_wins(words: list[str]) -> list[str]:
-    """Each key once: Hydra takes a repeated group for an error. The last value stands at the key's first place."""
+    """Each key once: a key given twice is refused. The last value stands at the key's first place."""
     kept: dict[str, str] = {}
     for word in words:
         kept[word.partition("=")[0] if "=" in word else word] = word

@@ -99,13 +99,14 @@ def _query_spans(ends, spans, Tq, BLOCKS, BN: tl.constexpr):
 
 @triton.jit
 def chosen_keys(bits, query, exists, start, W, BS: tl.constexpr):
-    """Whether queries [rows] of the axis B·Tq select BS keys, from `start`, a multiple of 32, on: bool [rows, BS]."""
+    """Whether queries [rows] of the axis B·Tq select BS keys, from `start`, a multiple of BS, on: bool [rows, BS]."""
     column = tl.arange(0, BS)[None]
     word = bits + query.to(tl.int64) * W + start // 32
     words = tl.broadcast_to(tl.load(word, mask=exists, other=0)[:, None], (query.shape[0], BS))
     for i in tl.static_range(1, BS // 32):
         words = tl.where(column >= 32 * i, tl.load(word + i, mask=exists, other=0)[:, None], words)
-    return ((words >> (column % 32)) & 1) != 0
+    place = column % 32 if BS >= 32 else start % 32 + column
+    return ((words >> place) & 1) != 0
 
 
 @triton.jit
