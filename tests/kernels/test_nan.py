@@ -4,7 +4,7 @@ It may show in more, as products under a mask carry it on, but in no other seque
 is what changes, by the definition in fp64, with a small step of it. Without a GPU, Triton's interpreter takes maxima as
 a GPU does; on a GPU the kernels are compiled, and they alone are looked at:
 
-    pytest tests/kernels/test_nan.py -k kernels
+    pytest tests/kernels/test_nan.py -k that_kernels_make
 """
 
 import dataclasses
