@@ -40,8 +40,8 @@ def calls() -> Iterator[Call]:
 
 
 CALLS = {call.title: call for call in calls()}
-PLACES = (0.0, 0.3, 0.8)
-"""Shares of an input's numbers that stand before the NaN."""
+PLACES = (0.0, 0.3, 1.0)
+"""How far into an input's numbers the NaN stands, from the first to the last."""
 ROOT = Path(kernels.__file__).parents[1]
 STEP, ROUNDING = 1e-7, 1e-12
 """What an input is changed by, far below what changes a selection, and changes of results, relative to their largest
@@ -97,8 +97,8 @@ def numbers_of(call: Call) -> Iterator[tuple[str, str, int | None]]:
 
 
 def place_in(x: Tensor, name: str, share: float) -> int:
-    """Which of an input's numbers is changed: the one behind this share of them."""
-    return 0 if name == "forgotten" else int(share * x.numel())  # its newest tokens have 0 by agreement
+    """Which of an input's numbers is changed."""
+    return 0 if name == "forgotten" else int(share * (x.numel() - 1))  # its newest tokens have 0 by agreement
 
 
 def changed(call: Call, at: tuple, share: float, change: Callable[[Tensor], Any]) -> Call:

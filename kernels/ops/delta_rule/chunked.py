@@ -45,7 +45,9 @@ def most_chunks(tokens: int, sequences: int) -> int:
 class Group:
     """Chunks that are computed together: some steps, and all sequences that are still running in each.
 
-    rows    int64 [M, C], for every slot its row of the flat [tokens·H (+1)] axis; the last, spare row for padding
+    rows    int64 [M, C], for every slot the row of the flat [tokens·H] axis that it reads; padding reads the last one
+            of its own sequence, so that a NaN reaches no other
+    out     int64 [M, C], the row of [tokens·H + 1] that it writes: `rows`, and the last, spare one for padding
     filled  bool [M, C], false for padding
     padded  whether there is any
     sizes   how many chunks every step has; those of sequence rank r (and head h) stand at place r·H + h
@@ -53,6 +55,7 @@ class Group:
     """
 
     rows: Tensor
+    out: Tensor
     filled: Tensor
     padded: bool
     sizes: list[int]
@@ -121,16 +124,14 @@ class Chunks:
     def _group(self, done: int, active: list[int], device: torch.device) -> Group:
         chunks = slice(done, done + sum(active))
         slot = torch.arange(self.length)
-        filled = slot < self.filled[chunks, None]
-        token = torch.where(filled, self.start[chunks, None] + slot, self.tokens)
-        head = torch.arange(self.heads)[:, None]
-        rows = (token[:, None] * self.heads + head).clamp_max(self.tokens * self.heads)
-        padded = not bool(filled.all())
-        filled = filled[:, None].expand_as(rows)
+        last = self.filled[chunks, None] - 1
+        token = self.start[chunks, None] + torch.minimum(slot, last)
+        rows = token[:, None] * self.heads + torch.arange(self.heads)[:, None]
+        filled = (slot <= last)[:, None].expand_as(rows)
+        out = torch.where(filled, rows, self.tokens * self.heads)
         sizes = [n * self.heads for n in active]
-        return Group(
-            rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), padded, sizes, done * self.heads
-        )
+        slots = (x.flatten(0, 1).to(device) for x in (rows, out, filled))
+        return Group(*slots, not bool(filled.all()), sizes, done * self.heads)
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,8 @@ class Inputs:
 
 
 def take(x: Tensor, group: Group) -> Tensor:
-    """Gather the group's rows of x [tokens·H, width] in at least fp32, [M, C, width]; padding is undefined."""
-    rows = group.rows.clamp_max(x.shape[0] - 1) if group.padded else group.rows
-    taken = x.index_select(0, rows.flatten()).view(*rows.shape, x.shape[-1])
+    """Gather the group's rows of x [tokens·H, width] in at least fp32, [M, C, width]."""
+    taken = x.index_select(0, group.rows.flatten()).view(*group.rows.shape, x.shape[-1])
     return taken.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -221,7 +221,7 @@ def forward(
             else saved.at(group)
         )
         o = _forward_group(x, take(flat[2], group), state, scale, group, room, delta)
-        out.index_copy_(0, group.rows.flatten(), o.flatten(0, 1))
+        out.index_copy_(0, group.out.flatten(), o.flatten(0, 1))
     return out[:-1]
 
 

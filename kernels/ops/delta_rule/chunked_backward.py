@@ -31,10 +31,10 @@ def backward(
         x = Inputs(flat, group)
         d_o = take(d_out, group).mul_(scale)
         if group.padded:
-            d_o.mul_(group.filled.unsqueeze(-1))
+            d_o.masked_fill_(~group.filled.unsqueeze(-1), 0)
         found = _backward_group(x, d_o, d_state, group, saved.at(group), delta)
         for grad, part in zip(grads, found, strict=True):
-            grad.index_copy_(0, group.rows.flatten(), part.flatten(0, 1))
+            grad.index_copy_(0, group.out.flatten(), part.flatten(0, 1))
     return [grad[:-1].to(x.dtype) for grad, x in zip(grads, flat, strict=True)]
 
 

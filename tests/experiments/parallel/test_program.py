@@ -117,8 +117,9 @@ def test_killed_and_started_again_a_run_is_the_same(
     kill_one(process)
     outcome = process.wait()
     assert outcome.status == 1
-    assert len(outcome.err.splitlines()) == 1
-    assert "Signal 9 (SIGKILL) received" in outcome.err
+    notice, error = outcome.err.splitlines()
+    assert notice.startswith("notice: data.path=")
+    assert "Signal 9 (SIGKILL) received" in error
     assert RunFolder(torn.run_folder()).failure()["kind"] == "ProcessesEnded"
     process = torn.start(*words)
     wait_for_step(process, torn, 34)
