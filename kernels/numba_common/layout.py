@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
 WIDTH = 32
 """What the length of a row is a multiple of."""
@@ -21,7 +21,7 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 def padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
     """x [..., R, D] with zeros behind its last two axes; x itself, where PyTorch would copy it, if there are none."""
-    return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
+    return pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
 def by_query(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from kernels.ops.indexer_kl import indexer_kl
-from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
+from kernels.ops.lightning_topk import lightning_topk
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.sparse_attention import sparse_attention
 
 

@@ -24,7 +24,7 @@ def attend(
     """
     q, k, v, *tensors = (x.detach() for x in (q, k, v, *indexer))
     indexer, parts, numbers = Indexer(*tensors), parts_of(len(q)), layout.rule_numbers(rule)
-    attended, found = layout.attended(q, k, v, scale), layout.empty_results(q, v)
+    given, found = layout.attended(q, k, v, scale), layout.empty_results(q, v)
     index = layout.indexed(indexer, kind)
     learned = layout.empty_gradients(index, parts, learns)
     constants = (array(index.bias), np.float32(index.tau.item()), index.sigmoid)
@@ -35,7 +35,7 @@ def attend(
             arrays((learned.k, learned.sums), b, part),
         )
         own = Learned(d_q, d_k, d_w, sums)
-        inputs = (Attended(*arrays(attended, b)), Indexed(*arrays(index[:4], b), *constants))
+        inputs = (Attended(*arrays(given, b)), Indexed(*arrays(index[:4], b), *constants))
         forward(*inputs, numbers, Results(*arrays(found, b)), own, learns, part, parts)
 
     in_parts(work, len(q))
@@ -51,15 +51,15 @@ def attend_backward(
     """Gradients for q, k, v from that of o, grad [B, T, H, V]; all fp32."""
     grad, q, k, v, o, lse, bits = (x.detach() for x in (grad, q, k, v, *out))
     kv_heads, parts = k.shape[2], parts_of(len(q))
-    attended = layout.attended(q, k, v, scale)
+    given = layout.attended(q, k, v, scale)
     lse = lse.view(len(q), kv_heads, q.shape[1], -1)
     found = Results(by_kv_head(o, kv_heads), lse, bits)
-    d_out, d_q = by_kv_head(grad, kv_heads), torch.zeros_like(attended.q)
-    d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in (attended.k, attended.v))
+    d_out, d_q = by_kv_head(grad, kv_heads), torch.zeros_like(given.q)
+    d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in (given.k, given.v))
 
     def work(b: int, part: int) -> None:
         own = Gradients(array(d_q[b]), *arrays((d_k, d_v), b, part))
-        inputs = (Attended(*arrays(attended, b)), Results(*arrays(found, b)))
+        inputs = (Attended(*arrays(given, b)), Results(*arrays(found, b)))
         backward(*inputs, array(d_out[b]), own, part, parts)
 
     in_parts(work, len(q))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels.numba_common.layout import WIDTH, by_kv_head, keys_by_head
 from kernels.ops.indexed_attention.fused_tensors import Indexer
@@ -32,8 +32,8 @@ def empty_results(q: Tensor, v: Tensor) -> Results:
 def indexed(indexer: Indexer, kind: str) -> Indexed:
     """`Indexed` of all sequences; kind: the scores, "sigmoid" or "relu"."""
     width, time = indexer.q.shape[3], indexer.k.shape[1]
-    q, k = (F.pad(x, (0, -width % WIDTH)).contiguous() for x in (indexer.q * width**-0.5, indexer.k))
-    k_t = F.pad(indexer.k.mT, (0, -time % TILE)).contiguous()
+    q, k = (pad(x, (0, -width % WIDTH)).contiguous() for x in (indexer.q * width**-0.5, indexer.k))
+    k_t = pad(indexer.k.mT, (0, -time % TILE)).contiguous()
     return Indexed(
         q, k, k_t, indexer.w.contiguous(), indexer.bias.contiguous(), indexer.tau, kind == "sigmoid"
     )

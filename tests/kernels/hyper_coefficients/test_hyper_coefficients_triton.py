@@ -54,10 +54,10 @@ def test_batches_and_streams_in_another_order_of_memory():
 @slow
 def test_gradients_collect_from_all_tiles_and_spans(monkeypatch):
     """70 tokens, two tiles: for φ a span each, for bias and scale one span; above it is the other way round."""
-    from kernels.ops.hyper_coefficients import triton_backward
+    from kernels.ops.hyper_coefficients import triton_backward as hyper_coefficients_triton
 
-    monkeypatch.setattr(triton_backward, "SPAN", 64)
-    monkeypatch.setattr(triton_backward, "NUMBER_SPANS", 1)
+    monkeypatch.setattr(hyper_coefficients_triton, "SPAN", 64)
+    monkeypatch.setattr(hyper_coefficients_triton, "NUMBER_SPANS", 1)
     assert_kernel_agrees(hyper_coefficients, inputs(70, 2, 4, 2), torch.float32)
 
 
