@@ -19,6 +19,21 @@ import triton
 TABLE = Path(__file__).with_name("tuned.toml")
 
 
+def name_of(kernel) -> str:
+    """Return the name under which tables and recordings keep a kernel: its operation and function, "mesa._solve".
+
+    The file of an operation is no part of it, so that code can move within kernels/ops/NAME/ and to NAME_triton.py.
+    A kernel that several operations share has the folder's name, "triton_common._sum_rows"; one from outside
+    `kernels` keeps its module.
+    """
+    module, function = kernel.fn.__module__, kernel.fn.__name__
+    room, *parts = module.split(".")
+    if room != "kernels" or not parts:
+        return f"{module}.{function}"
+    owner = parts[1] if parts[0] == "ops" and len(parts) > 1 else parts[0]
+    return f"{owner.removesuffix('_triton')}.{function}"
+
+
 class Tuned:
     """A `@triton.jit` kernel with the launch configurations that it may run with.
 
@@ -35,9 +50,17 @@ class Tuned:
 
     def __init__(self, kernel, configs: list[triton.Config], key: list[str]) -> None:
         self.kernel, self.configs, self.key = kernel, configs, key
-        # Of the operation and its file: several have a kernel _forward.
-        self.name = ".".join([*kernel.fn.__module__.split(".")[-2:], kernel.fn.__name__])
+        self.name = name_of(kernel)
+        self._refuse_another_of_that_name()
         Tuned.all.append(self)
+
+    def _refuse_another_of_that_name(self) -> None:
+        """Raise ValueError if another kernel has this name: each would be launched as the other was tuned."""
+        code = self.kernel.fn.__code__  # equal, too, for the function of a module that is imported again
+        for other in Tuned.all:
+            if other.name == self.name and other.kernel.fn.__code__ != code:
+                files = f"{other.kernel.fn.__module__} and {self.kernel.fn.__module__}"
+                raise ValueError(f"two kernels are called {self.name}, in {files}: rename one of them")
 
     def __getitem__(self, grid):
         return functools.partial(self._launch, grid)

@@ -21,7 +21,7 @@ from torch import Tensor
 import kernels.ops
 from experiments.bench.cases import CASES
 from kernels.triton_common import interpreted
-from kernels.triton_common.tuning import Tuned
+from kernels.triton_common.tuning import Tuned, name_of
 
 FOLDER = Path(__file__).parent / "recorded"
 WITH_KERNELS = [
@@ -50,9 +50,8 @@ class Launches:
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
             named = {**dict(zip(kernel.arg_names, args, strict=False)), **options}
             size = grid(named) if callable(grid) else grid
-            module = kernel.fn.__module__.removeprefix("kernels.").removeprefix("ops.")
             numbers = ", ".join(f"{name}={shown(value)}" for name, value in named.items())
-            self.lines.append(f"{module}.{kernel.fn.__name__} on {tuple(size)}: {numbers}")
+            self.lines.append(f"{name_of(kernel)} on {tuple(size)}: {numbers}")
             for value in args:
                 if isinstance(value, Tensor):  # what stands in fresh memory must not decide anything
                     value.detach().view(torch.uint8 if value.dim() else value.dtype).numpy()[...] = 0

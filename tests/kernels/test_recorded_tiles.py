@@ -17,7 +17,7 @@ from kernels.triton_common.tuning import Tuned
 
 TILE = 16
 LIMIT = 2e-5
-FIXED = ("delta_rule.triton_backward", "delta_rule.triton_prepare", "delta_rule.triton_operands")
+FIXED = ("delta_rule._keys_and_gates", "delta_rule._values", "delta_rule._prepare", "delta_rule._operands")
 """Kernels whose tiles of channels follow from how they cut a chunk."""
 
 
@@ -25,7 +25,7 @@ def small(tuned: Tuned, _args: tuple, _options: dict) -> triton.Config:
     """The safest configuration with tiles of at most 16."""
     safest = tuned.configs[0]
     sizes = {
-        name: size if tuned.name.startswith(FIXED) and name != "BV" else min(size, TILE)
+        name: size if tuned.name in FIXED and name != "BV" else min(size, TILE)
         for name, size in safest.kwargs.items()
         if name.startswith(("B", "R"))
     }

@@ -61,8 +61,10 @@ class Capture:
 
     def launch(self, kernel: Any, args: tuple, grid: Any, options: dict[str, Any]) -> None:
         """Record a launch of a jitted function: as an attempt of the launch that `each` has open, else by itself."""
+        from kernels.triton_common.tuning import name_of
+
         launch = Launch() if self._open is None else self._open
-        launch.kernel = f"{kernel.fn.__module__.removeprefix('kernels.ops.')}.{kernel.fn.__name__}"
+        launch.kernel = name_of(kernel)
         with _disable_current_modes():
             attempt = self._attempt(specialise(kernel, args, options), grid)
         if attempt.key not in {other.key for other in launch.attempts}:

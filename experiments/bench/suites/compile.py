@@ -89,11 +89,13 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def _row(kernel: Any, launch: Specialised, translate: Translator) -> dict[str, Any]:
+    from kernels.triton_common.tuning import name_of
+
     began = time.perf_counter()
     made, binary = compile_for(launch, GPU, translate)
     row = {
         "model": "",
-        "kernel": f"{kernel.fn.__module__.removeprefix('kernels.ops.')}.{kernel.fn.__name__}",
+        "kernel": name_of(kernel),
         "constants": " ".join(f"{name}={x}" for name, x in launch.constants.items()),
         "warps": made.warps,
         "stages": made.stages,

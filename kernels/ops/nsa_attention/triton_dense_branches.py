@@ -74,7 +74,7 @@ def keys_of(begin, first, end, SHIFT, WINDOW, BQ: tl.constexpr, SIZE: tl.constex
 
 
 @triton.jit
-def _forward(
+def _dense_forward(
     q, k, v, o, lse, table, cu, first_key, SHIFT, WINDOW, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
@@ -122,7 +122,7 @@ def dense_kernel(kernel, size: str) -> Tuned:
     return Tuned(kernel, configs, ["HEADS", "GROUP", "SIZE", "STRIDE", "K", "V"])
 
 
-_forward_tuned = dense_kernel(_forward, "BN")
+_dense_forward_tuned = dense_kernel(_dense_forward, "BN")
 
 
 def dense_options(x: BranchInputs, branch: DenseBranch) -> dict[str, int]:
@@ -138,7 +138,7 @@ def dense_forward(
     lse = torch.empty(x.q.shape[:3], dtype=torch.float32, device=x.q.device)
     rows = fitting(128, x.k, x.v)
     table = chunk_table(x.q, cu_seqlens, rows)
-    _forward_tuned[(len(table), x.q.shape[2])](
+    _dense_forward_tuned[(len(table), x.q.shape[2])](
         *x, out, lse, table, boundaries(x.q, cu_seqlens), branch.first, branch.shift, branch.window, scale,
         **dense_options(x, branch), BQ=rows,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from kernels.triton_common.tiles import load_rows, store_rows
 
 
 @triton.jit
-def _query_gradient(
+def _dense_query_gradient(
     q, k, v, do, gates, lse, delta, before, dq, table, cu, first_key, SHIFT, WINDOW, scale, BRANCH: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
@@ -81,7 +81,7 @@ def _query_gradient(
 
 
 @triton.jit
-def _key_gradients(
+def _dense_key_gradients(
     q, k, v, do, gates, lse, delta, dk, dv, table, cu, first_key, SHIFT, WINDOW, scale, BRANCH: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr,
@@ -142,8 +142,8 @@ def _sum_group(
     store_rows(out, row, row < ROWS, total, WIDTH, BW)
 
 
-_query_gradient_tuned = dense_kernel(_query_gradient, "BN")
-_key_gradients_tuned = dense_kernel(_key_gradients, "BQ")
+_dense_query_gradient_tuned = dense_kernel(_dense_query_gradient, "BN")
+_dense_key_gradients_tuned = dense_kernel(_dense_key_gradients, "BQ")
 
 
 def dense_backward(
@@ -163,12 +163,12 @@ def dense_backward(
     numbers = (branch.first, branch.shift, branch.window, scale, branch.gate)
     rows = fitting(64, k, v)
     dq, table = torch.empty_like(q), chunk_table(q, cu_seqlens, rows)
-    _query_gradient_tuned[(len(table), heads)](
+    _dense_query_gradient_tuned[(len(table), heads)](
         *x, *gradient.arguments, before, dq, table, cu, *numbers, **options, BQ=rows
     )
     dk, dv, each = _key_gradient_room(k, v, heads, branch)
     table = chunk_table(k, branch.first if branch.packed else None, rows)
-    _key_gradients_tuned[(len(table), heads // each)](
+    _dense_key_gradients_tuned[(len(table), heads // each)](
         *x, *gradient.arguments, dk, dv, table, cu, *numbers, **options, EACH=each, BN=rows
     )
     if each < options["GROUP"]:

@@ -52,7 +52,7 @@ def keys_at(list_of_blocks, column, stop, own, SELECT: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def _selected_forward(
     q, k, v, o, lse, chosen, QUERIES, SHIFT, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, SELECT: tl.constexpr, BLOCKS: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
@@ -97,7 +97,7 @@ def over_blocks(kernel) -> Tuned:
     return Tuned(kernel, configs, ["HEADS", "GROUP", "N", "SELECT", "K", "V"])
 
 
-_forward_tuned = over_blocks(_forward)
+_selected_forward_tuned = over_blocks(_selected_forward)
 
 
 def selected_forward(x: BranchInputs, chosen: Tensor, sizes: Sizes, scale: float) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def selected_forward(x: BranchInputs, chosen: Tensor, sizes: Sizes, scale: float
     q, k, v = x
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    _forward_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
+    _selected_forward_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
         *x, out, lse, chosen, q.shape[1], k.shape[1] - q.shape[1], scale, **block_options(x, sizes)
     )
     return out, lse

@@ -31,7 +31,7 @@ from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
-def _query_gradient(
+def _selected_query_gradient(
     q, k, v, do, gates, lse, delta, before, dq, chosen, QUERIES, SHIFT, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, SELECT: tl.constexpr, BLOCKS: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
@@ -72,7 +72,7 @@ def _query_gradient(
 
 
 @triton.jit
-def _key_gradients(
+def _selected_key_gradients(
     q, k, v, do, gates, lse, delta, dk, dv, entries, parts, offsets, blocks, first_key, QUERIES, SHIFT, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SELECT: tl.constexpr, SPLIT: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
@@ -140,9 +140,9 @@ def _add_parts(
         store_rows(out, row, (offset < SELECT) & (block + offset < key_end), total, WIDTH, BW)
 
 
-_query_gradient_tuned = over_blocks(_query_gradient)
-_key_gradients_tuned = Tuned(
-    _key_gradients,
+_selected_query_gradient_tuned = over_blocks(_selected_query_gradient)
+_selected_key_gradients_tuned = Tuned(
+    _selected_key_gradients,
     [
         triton.Config({}, num_warps=warps, num_stages=stages)
         for warps, stages in ((4, 2), (8, 2), (4, 3), (4, 1))
@@ -166,7 +166,7 @@ def selected_backward(
     """
     q, k, v = x
     dq, shape = torch.empty_like(q), (q.shape[1], k.shape[1] - q.shape[1], scale)
-    _query_gradient_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
+    _selected_query_gradient_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
         *x, *gradient.arguments, before, dq, chosen, *shape, **block_options(x, sizes)
     )
     lists, options = block_queries(chosen, k, sizes.select_size, cu_seqlens), x.widths
@@ -178,7 +178,7 @@ def selected_backward(
     group = triton.next_power_of_2(options["GROUP"])
     keys = min(rows, padded(sizes.select_size))
     tiles = triton.cdiv(sizes.select_size, keys)
-    _key_gradients_tuned[(len(lists.parts), tiles)](
+    _selected_key_gradients_tuned[(len(lists.parts), tiles)](
         *x, *gradient.arguments, dk, dv, lists.queries, lists.parts, lists.offsets, lists.blocks, lists.first_key,
         *shape, **options, SELECT=sizes.select_size, SPLIT=lists.split, BG=group, BN=keys, BQ=max(1, rows // group),
     )  # fmt: skip

@@ -47,7 +47,7 @@ def _queries_of_tile(Tq, G, HKV, BQ: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def _masked_forward(
     q, k, v, bits, ends, gate, y, lse, scale, Tq, Tk, W, G, HKV, K, V,
     BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ def _forward(
 
 
 @triton.jit
-def _query_gradient(
+def _masked_query_gradient(
     q, k, v, bits, ends, gate, y, lse, dy, do, dgate, delta, dq, scale, Tq, Tk, W, G, HKV, K, V,
     BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +130,7 @@ def _query_gradient(
 
 
 @triton.jit
-def _key_gradients(
+def _masked_key_gradients(
     q, k, v, bits, spans, lse, do, delta, dk, dv, scale, Tq, Tk, W, BLOCKS, G, HKV, K, V,
     BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -181,10 +181,10 @@ def _tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
 _KEYS = ["G", "K", "V"]
 # The last ones are for wide heads and fp32, whose tiles fill the shared memory sooner.
 _BY_QUERY = _tiles((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 3), (64, 32, 4, 1), (32, 32, 4, 1))
-forward_tuned = Tuned(_forward, _BY_QUERY, _KEYS)
-query_gradient_tuned = Tuned(_query_gradient, _BY_QUERY, _KEYS)
+forward_tuned = Tuned(_masked_forward, _BY_QUERY, _KEYS)
+query_gradient_tuned = Tuned(_masked_query_gradient, _BY_QUERY, _KEYS)
 key_gradients_tuned = Tuned(
-    _key_gradients,
+    _masked_key_gradients,
     [
         triton.Config({"BQ": queries}, num_warps=warps, num_stages=stages)
         for queries, warps, stages in (

@@ -119,7 +119,7 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
     """What is chosen is written, read back and used, and other devices' sections stay."""
     path = tmp_path / "tuned.toml"
     path.write_text(
-        '["other GPU"."short_conv.triton_ops._forward"]\n"D=1,TAPS=2" = { BD = 8, num_warps = 1, num_stages = 2 }\n'
+        '["other GPU"."short_conv._forward"]\n"D=1,TAPS=2" = { BD = 8, num_warps = 1, num_stages = 2 }\n'
     )
     monkeypatch.setattr(tuning, "TABLE", path)
     monkeypatch.setattr(tuning.Tuned, "all", [_forward_tuned])
@@ -135,9 +135,9 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
     assert tuning.record("a GPU", path) == 1
     table = tuning._table("a GPU")
     ((key, config),) = table.items()
-    assert key == ("short_conv.triton_ops._forward", "D=768,TAPS=4,bfloat16")
+    assert key == ("short_conv._forward", "D=768,TAPS=4,bfloat16")
     assert (config.kwargs, config.num_warps, config.num_stages) == ({"BD": 128}, 8, 1)
-    assert ("short_conv.triton_ops._forward", "D=1,TAPS=2") in tuning._table("other GPU")
+    assert ("short_conv._forward", "D=1,TAPS=2") in tuning._table("other GPU")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     names = dict.fromkeys(tuned.kernel.arg_names) | {

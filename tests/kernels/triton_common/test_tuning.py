@@ -1,9 +1,15 @@
-"""Shape classes of tuned launch configurations; how they are recorded: tests/experiments/gpu/test_gpu_stages.py."""
+"""Names and shape classes of tuned kernels; how they are recorded: tests/experiments/gpu/test_gpu_stages.py."""
+
+import importlib
+import pkgutil
+import tomllib
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
 import triton
 
+import kernels.ops
 from kernels.ops.delta_rule.triton_step import _step
 from kernels.triton_common import tuning
 from kernels.triton_common.tuning import Tuned
@@ -46,3 +52,65 @@ def test_what_is_tuned_in_one_dtype_is_not_taken_in_another(tuned: Tuned, monkey
     assert known(torch.bfloat16) is None
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     assert known(torch.bfloat16) is CONFIGS[0]  # nothing is measured in the interpreter
+
+
+def kernel(module: str, function: str = "_solve", body=lambda: None) -> SimpleNamespace:
+    made = FunctionType(body.__code__, {"__name__": module}, function)
+    return SimpleNamespace(fn=made)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("kernels.ops.mesa.triton_solve", "mesa._solve"),
+        ("kernels.ops.mesa", "mesa._solve"),
+        ("kernels.ops.mesa_triton", "mesa._solve"),
+        ("kernels.ops.mesa.backward.triton_solve", "mesa._solve"),
+        ("kernels.triton_common.device", "triton_common._solve"),
+        ("kernels.triton_common", "triton_common._solve"),
+        ("fla.ops.mesa_net.chunk", "fla.ops.mesa_net.chunk._solve"),
+        ("mine", "mine._solve"),
+    ],
+)
+def test_a_kernel_is_named_by_its_operation_in_whatever_file_it_is(module, name):
+    assert tuning.name_of(kernel(module)) == name
+
+
+def test_two_kernels_of_one_name_are_refused(monkeypatch):
+    monkeypatch.setattr(Tuned, "all", [])
+    first = kernel("kernels.ops.mesa.triton_solve", body=lambda x: x)
+    Tuned(first, CONFIGS, ["K"])
+    Tuned(first, CONFIGS, ["V"])  # one kernel may be tuned for two purposes
+    Tuned(kernel("kernels.ops.nsa_attention.triton_solve", body=lambda y: y), CONFIGS, ["K"])
+    with pytest.raises(
+        ValueError, match=r"two kernels are called mesa\._solve, in .*triton_solve and .*triton_read"
+    ):
+        Tuned(kernel("kernels.ops.mesa.triton_read", body=lambda y: y), CONFIGS, ["K"])
+    assert len(Tuned.all) == 3
+
+
+def test_every_entry_of_the_table_belongs_to_a_kernel():
+    """A renamed kernel would lose its tuning without a word, and be timed anew on every machine."""
+    for found in pkgutil.walk_packages(kernels.ops.__path__, "kernels.ops."):
+        importlib.import_module(found.name)
+    ways = {}
+    for made in Tuned.all:
+        ways.setdefault(made.name, []).append(made)
+    entries = [
+        (name, shape, entry)
+        for table in tomllib.loads(tuning.TABLE.read_text()).values()
+        for name, shapes in table.items()
+        for shape, entry in shapes.items()
+    ]
+    assert entries
+    for name, shape, entry in entries:
+        assert any(belongs(made, shape, entry) for made in ways[name]), (name, shape)
+
+
+def belongs(made: Tuned, shape: str, entry: dict) -> bool:
+    """Whether this kernel makes such a shape class, and has such a configuration."""
+    named = [part.partition("=")[0] for part in shape.split(",") if "=" in part]
+    configs = [
+        {**one.kwargs, "num_warps": one.num_warps, "num_stages": one.num_stages} for one in made.configs
+    ]
+    return named == made.key and entry in configs
