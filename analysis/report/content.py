@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.caveats import speeds
 from analysis.caveats.comparison import caveats
+from analysis.caveats.speeds import conditions
 from analysis.comparing.answer import Answer, answers
 from analysis.comparing.comparison_table import NAMES, compare, order_metric, with_final_validation
 from analysis.comparing.verdicts import families
@@ -141,7 +141,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         figures=shown,
         samples=written,
         runs=detailed,
-        speeds=speeds.conditions(results.runs),
+        speeds=conditions(results.runs),
         layouts=layouts(results.of_text),
         machines=summary.machines(results.runs),
         versions=summary.versions(results.runs),
