@@ -188,7 +188,7 @@ JOBS = [
     ),
     Job(
         "publish",
-        "tables and figures=[...] of an experiment into results/published/NAME, to commit",
+        "write tables and figures=[...] of an experiment to results/published/NAME, to commit",
         publish,
         reads=("runs",),
         needs='runs=results/NAME question="..."',
@@ -196,14 +196,14 @@ JOBS = [
     ),
     Job(
         "claims",
-        "the source documents' claims, each with what was measured and a verdict",
+        "judge the source documents' claims by measurements and published results",
         claims,
         reads=("runs",),
         place=lambda config: None if config.claims else config.results,
     ),
     Job(
         "headlines",
-        "the papers' headlines, each with its number, interval and verdict",
+        "judge the papers' headline results by published studies, and write their table",
         headlines,
         place=lambda config: config.results,
     ),

@@ -36,7 +36,7 @@ def run(config: Config) -> None:
 
 JOB = Job(
     "cell",
-    "train one cell that sweep.engine=list wrote down",
+    "train one cell of a sweep that sweep.engine=list recorded",
     run,
     reads=("run",),
     needs="run=results/NAME/.cells/RUN.json",

@@ -131,7 +131,7 @@ def _chosen(selection: Selection) -> str:
 
 JOB = Job(
     "compare",
-    "select each model's settings on the validation split, confirm them with other seeds, and say who differs",
+    "tune each model on the validation split, confirm with other seeds, and report which models differ",
     run,
     reads=("dry",),
     needs="--multirun model=A,B,... name=NAME",

@@ -74,7 +74,7 @@ def _perform(name: str, settings: Settings, done: Record) -> None:
 
 JOB = Job(
     "gpu",
-    "everything that needs a GPU, in resumable stages (make gpu)",
+    "run everything that needs a GPU, in resumable stages (make gpu)",
     run,
     place=lambda config: f"{Settings.of(config).folder} {config.gpu.stage or ''}".strip(),
 )

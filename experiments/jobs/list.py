@@ -124,5 +124,5 @@ def _first_comment(path: Path) -> str:
 
 
 JOB = Job(
-    "list", "blocks, presets, layouts, experiments, data, probe events, measures, figures and jobs", run
+    "list", "list blocks, presets, layouts, experiments, data, probe events, measures, figures and jobs", run
 )

@@ -63,7 +63,7 @@ def _cost(config: Config) -> tuple[float, float, str]:
 
 JOB = Job(
     "papers",
-    "headline results of the papers behind the blocks, with their cost before they run",
+    "test headline results of the papers behind the blocks (dry=true: estimate the cost only)",
     run,
     reads=("dry",),
     needs="+experiment=papers [headline=NAME]",

@@ -106,7 +106,7 @@ def _attempt(run: Path, config: Config) -> Attempt:
 
 JOB = Job(
     "probe",
-    "probe finished runs; tables into RUN/probes",
+    "measure what finished runs do inside; tables go to RUN/probes",
     run,
     reads=("run", "runs"),
     needs="runs=results/NAME or run=results/NAME/RUN",

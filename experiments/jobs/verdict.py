@@ -92,8 +92,8 @@ def _probe(config: Config) -> None:
 
 JOB = Job(
     "verdict",
-    "what an hour can tell of a block: contracts, cost, speed, learning, beside its relatives",
+    "judge one block: contract tests, cost, speed and learning, beside its nearest relative",
     run,
-    needs="block=NAME; +experiment=verdict for the hour",
+    needs="block=NAME (+experiment=verdict plans for an hour)",
     run_sweep=run_sweep,
 )
