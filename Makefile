@@ -1,5 +1,5 @@
-# make run    set up, run the quickstart comparison, look inside its models, write its report
-# make test   set up, run the tests that guard behaviour (make test-long: the rest)
+# make run    install, run the quickstart comparison, probe its models, write its report
+# make test   install, run the standard tests (make test-long: the rest)
 # make help   the other targets
 
 PYTHON ?= python3
@@ -78,11 +78,11 @@ clean:
 
 help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
-	@echo 'make test         the tests that guard behaviour;  make test-fast  the quick ones, three minutes'
+	@echo 'make test         the standard tests;  make test-fast  the quick ones, three minutes'
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
-	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
-	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
-	@echo 'make docs         the site: pages for people, every block, operation, figure and key from the code'
-	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be had here'
+	@echo 'make lint         ruff, formatting, import contracts;  make format  fix what can be fixed'
+	@echo 'make check-log    compare the numbers in LOG, README and docs with the tables that they name'
+	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'
+	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be installed here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

@@ -105,9 +105,9 @@ def keys_page() -> str:
     """Every key of the configuration with its default and meaning."""
     parts = [
         "# Every key",
-        "A key is set as `python run.py KEY=VALUE`; `python run.py --cfg job` prints all of them with the values "
-        "that a command composes. Options of the blocks stand with the blocks: [mixers](mixers.md), "
-        "[residual schemes](residuals.md), [channel mixers](channels.md); those of tasks with the [tasks](tasks.md).",
+        "Set a key with `python run.py KEY=VALUE`; add `--cfg job` to print every key with its value. Options of "
+        "blocks and tasks have their own pages: [mixers](mixers.md), [residual schemes](residuals.md), "
+        "[channel mixers](channels.md), [tasks](tasks.md).",
         "## General",
         markdown(_first(schema.Config)),
         _keys_table(schema.Config, ""),

@@ -85,11 +85,11 @@ _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 class ModelConfig:
     """A language model.
 
-    preset: what a legend calls it (None: named after its pattern); pattern: a letter a
-    layer, repeated up to the depth, or the name of a layout; depth: layers (None: the pattern's own length); d_model:
-    width; n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
-    weights; backend: kernels' backend, in decoding too (varlen and flash_attn serve whole sequences; a step of decoding
-    then takes what "auto" does); refused where it does not serve the model's operations.
+    preset: name in legends (None: named after its pattern); pattern: one letter per layer, repeated up to the depth, or
+    the name of a layout; depth: number of layers (None: the pattern's length); d_model: model width; n_heads: heads of
+    every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's weights; backend: backend
+    of all kernels, in decoding too (varlen and flash_attn only serve whole sequences; decoding steps then use "auto");
+    refused if it does not support the model's operations.
     """
 
     preset: str | None = None

@@ -1,7 +1,7 @@
 """The configuration schema: every key a person may set, its type and its default.
 
-Made from the registry (`zoo.ModelConfig` has a node for every block) and registered with Hydra's ConfigStore; the
-YAML files under conf/ overlay parts of it. A key that is not here is refused when the configuration is composed.
+The registry supplies the nodes of blocks (`zoo.ModelConfig`). The schema is registered with Hydra's ConfigStore; YAML
+files under conf/ set parts of it. Composing a configuration refuses any key that is not here.
 """
 
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from zoo.options import added
 class OptimConfig:
     """AdamW with linear warm-up and cosine decay.
 
-    lr: highest learning rate, reached after the warm-up.
-    lr_min: learning rate at trainer.max_steps.
-    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that a sweep of rates keeps one shape of schedule (null:
-        lr_min as it is). A run is named and recorded by the lr_min that it gives.
-    lr_study: a published study (results/published/NAME/selection.csv), whose rate for this model becomes lr, with
-        lr_min in its ratio to lr (null: lr as it is). A run is named by the rates that it gives.
+    lr: peak learning rate, reached after the warm-up.
+    lr_min: final learning rate, at trainer.max_steps.
+    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that all rates of a sweep have one schedule shape (null:
+        keep lr_min). Names and records of runs hold the resulting lr_min.
+    lr_study: a published study (results/published/NAME/selection.csv). Its rate for this model becomes lr, and lr_min
+        keeps its ratio to lr (null: keep lr). Names of runs hold the resulting rates.
     warmup_steps: optimiser steps of the warm-up.
-    weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
-    clip: largest gradient norm of a clipping group.
-    beta1: AdamW's decay of the mean of gradients.
-    beta2: AdamW's decay of the mean of squared gradients.
-    eps: what AdamW adds to the root of the squared gradients' mean.
+    weight_decay: weight decay of projections, embeddings and parameters that a block declares; of no others.
+    clip: gradient clipping: the largest norm of a group of gradients.
+    beta1: AdamW's decay rate for the mean of gradients.
+    beta2: AdamW's decay rate for the mean of squared gradients.
+    eps: AdamW's epsilon, added to the root of the squared gradients' mean.
     """
 
     lr: float = 3e-3
@@ -52,37 +52,37 @@ class TrainerConfig:
     """The training of a run.
 
     max_steps: optimiser steps.
-    tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
-        transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
-        A run is named and recorded by the max_steps that it gives.
-    accumulate: micro-batches a step, whose losses are means over all of them together; several devices share them, so
-        the number of devices has to divide it (with trainer.context the number of groups of devices).
+    tokens_per_parameter: sets max_steps to train on this many tokens per parameter (without the embedding) of the plain
+        transformer of the same size; equal for all models of a size (null: keep max_steps). Names and records of runs
+        hold the resulting max_steps.
+    accumulate: micro-batches per step; the loss is a mean over all of them together. Devices share them, so the number
+        of devices must divide it (with trainer.context: the number of groups of devices).
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every: steps between two metric rows.
     val_every: steps between two validations.
     checkpoint_every: steps between two checkpoints.
     val_tokens: tokens of the validation split that each validation during training uses (null: all; the final
         evaluation always uses the whole split).
-    probe_every: steps between two probes of the model (`probe.*`); also at the last (null: never).
-    patience: stop after that many validations without improvement (null: never).
+    probe_every: steps between two probes of the model (`probe.*`); the last step is probed too (null: never).
+    patience: early stopping after this many validations without improvement (null: never).
     compile: torch.compile the model.
     threads: CPU threads.
-    max_minutes: pause after so long, to be resumed by the same command (null: no limit).
-    pause_at: pause at this step, to be resumed by the same command without it or with a later one (null: none).
+    max_minutes: pause after this time; the same command resumes (null: no limit).
+    pause_at: pause at this step; the same command without it, or with a later step, resumes (null: none).
     progress: show a progress bar.
     keep_checkpoints: keep checkpoints (weights and optimiser states) after a run has completed.
-    keep_steps: steps whose weights are exported in addition to the best and the last, for probe.at.
-    recompute: activations that the backward pass computes again to save memory: none, full (whole layers) or selective
-        (residual arithmetic and indexers, see zoo.recompute).
-    recompute_block: layers recomputed at once (null: the best by count).
-    loggers: of "tensorboard", "wandb".
-    devices: devices of a machine that train the run together, a process each. Like nodes, strategy and reshard no part
-        of a run's identity.
-    nodes: machines that train the run together (how they find each other: docs/devices.md).
-    strategy: of several devices: ddp (a whole model on each), fsdp (a part of every parameter on each) or auto (ddp).
-    context: devices that hold a sequence together, a contiguous shard each (docs/context.md); divides devices times
-        nodes, and data.seq_len. No part of a run's identity either.
-    reshard: of fsdp, free a layer's gathered parameters between its forward and its backward (ZeRO-3; false: ZeRO-2).
+    keep_steps: steps whose weights are kept beside the best and the last, for probe.at.
+    recompute: activation checkpointing: what the backward pass computes again to save memory: none, full (whole layers)
+        or selective (residual arithmetic and indexers, see zoo.recompute).
+    recompute_block: layers recomputed together (null: the number that needs least memory by count).
+    loggers: further loggers, "tensorboard" or "wandb".
+    devices: devices per machine that train the run together, one process each. Not part of a run's identity; nor are
+        nodes, strategy and reshard.
+    nodes: machines that train the run together (docs/devices.md says how they connect).
+    strategy: with several devices: ddp (a whole model on each), fsdp (a part of every parameter on each) or auto (ddp).
+    context: devices that share a sequence, one contiguous shard each (docs/context.md); must divide devices times
+        nodes, and data.seq_len. Not part of a run's identity.
+    reshard: with fsdp, free a layer's gathered parameters between its forward and backward (ZeRO-3; false: ZeRO-2).
     """
 
     max_steps: int = 300
@@ -113,7 +113,7 @@ class TrainerConfig:
 
     @property
     def processes(self) -> int:
-        """The number of processes that train a run together, one a device."""
+        """The number of processes that train a run together, one per device."""
         return self.devices * self.nodes
 
 
@@ -122,12 +122,12 @@ class EvaluateConfig:
     """The scoring of a run.
 
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
-    windows: score only the first so many windows (null: the whole split). Words and bytes are then counted in
-        proportion to the tokens.
-    splits: which to score, of validation and test.
-    batch_size: windows at once.
-    carry: of job=evaluate, score every token with its whole history: no windows, the decode state is carried from chunk
-        to chunk of the trained length (with data.pack=document, of batch_size documents at once).
+    windows: score only this many first windows (null: the whole split). Words and bytes then count in proportion to
+        the tokens.
+    splits: splits to score: validation, test.
+    batch_size: windows per batch.
+    carry: job=evaluate: score every token with its whole history. Instead of windows, the decode state is carried from
+        chunk to chunk of the trained length (with data.pack=document, for batch_size documents at once).
     """
 
     stride: int | None = None
@@ -143,17 +143,17 @@ class GenerateConfig:
 
     prompt: text to continue.
     prompts: several texts to continue, instead of prompt.
-    file: a file of prompts, instead of prompt: one a line, or where its name ends in .jsonl the "prompt" of the object
-        in every line; "-" reads lines from the standard input.
-    batch_size: prompts at once.
+    file: a file of prompts, instead of prompt: one per line, or in a .jsonl file one object with "prompt" per line; "-"
+        reads lines from standard input.
+    batch_size: prompts per batch.
     tokens: number of tokens to generate after each prompt.
     temperature: divides the logits; 0 takes the most likely token.
     top_k: sample among this many most likely tokens (null: all).
     top_p: sample among the most likely tokens whose probabilities add up to this (null: all).
-    stop: stop sequences: a text ends before the first of these texts.
-    stop_at_separator: a text ends where the model ends the document, with the tokenizer's separator.
-    chunk: tokens of a prompt that are prefilled at once.
-    out: a file for a JSON object a line: prompt, text, tokens, and whether a stop ended it (null: none).
+    stop: stop sequences; a text ends before the first of them.
+    stop_at_separator: end a text where the model ends the document, with the tokenizer's separator.
+    chunk: prompt tokens prefilled at once.
+    out: a file for one JSON object per line: prompt, text, tokens, and whether a stop ended it (null: none).
     """
 
     prompt: str = "The "
@@ -174,26 +174,25 @@ class GenerateConfig:
 class ProbeConfig:
     """Settings of job=probe; none of them is part of a run's identity.
 
-    at: weights of the best validation loss (best), of the last step (last) or of a step by its number (null: what the
-        run's own configuration says, or best). Models that reached their best at different steps are compared fairly
-        at one.
-    windows: held-out windows of the trained length that are probed.
-    batch_size: windows at once.
+    at: weights to probe: best validation loss (best), last step (last), or a step's number (null: as the run's own
+        configuration says, or best). Models that reached their best at different steps are compared fairly at one step.
+    windows: held-out windows of the trained length to probe.
+    batch_size: windows per batch.
     extrapolate: loss by position is recorded up to this multiple of the trained length.
-    long_windows: number of windows of that length; the tokens in their second half are scored, the same at every
+    long_windows: number of windows of that length; the tokens in their second half are scored, the same ones at every
         position.
     sentence: text whose attention and routes are recorded, after the tokenizer's separator (null: the beginning of a
         held-out document).
-    map_tokens: length of that beginning.
-    routing_split: split over which loads and choices of routers are counted, validation or test (null: loads over the
-        probed windows, first choices over the validation split).
-    routing_tokens: tokens whose routing choices are counted (null: all of the split).
-    prompts: texts that every model continues.
+    map_tokens: tokens of that beginning.
+    routing_split: split on which routers' loads and choices are counted, validation or test (null: loads on the probed
+        windows, first choices on the validation split).
+    routing_tokens: tokens whose routing choices are counted (null: the whole split).
+    prompts: prompts that every model continues.
     tokens: number of tokens to generate after each prompt.
     temperature: divides the logits; 0 takes the most likely token.
     top_k: sample among this many most likely tokens (null: all).
     sample_seed: seed of the sampling, the same for every model.
-    stream_energy: share of the residual streams' energy for which the job names the smallest rank to factorise them to.
+    stream_energy: the job prints the smallest rank that keeps this share of the residual streams' energy.
     """
 
     at: str | None = None
@@ -215,11 +214,11 @@ class ProbeConfig:
 
 @dataclass
 class CostConfig:
-    """The rows of job=cost.
+    """Settings of job=cost.
 
-    lengths: sequence lengths at which FLOPs a token and decode-state bytes are given.
-    memory: bytes that training needs on each of trainer.devices times trainer.nodes devices with trainer.strategy, for
-        micro-batches of data.batch_size sequences of data.seq_len tokens (of one model, not of a sweep).
+    lengths: sequence lengths at which to give FLOPs per token and decode-state bytes.
+    memory: also give the bytes of training on each of trainer.devices times trainer.nodes devices (trainer.strategy),
+        for micro-batches of data.batch_size sequences of data.seq_len tokens (one model, not a sweep).
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192, 131072])
@@ -228,18 +227,18 @@ class CostConfig:
 
 @dataclass
 class BenchConfig:
-    """The measurements of job=bench.
+    """Settings of job=bench.
 
     lengths: sequence lengths (null: the suite's own).
-    tokens: suites kernels, models and steps, batch times length (null: the suite's own).
-    cases: suites kernels, compile, static, models, mixers, steps, traffic and inference, beginnings of the names to
-        measure (null: all; of inference none where there are runs).
-    runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
+    tokens: suites kernels, models and steps: batch size times length (null: the suite's own).
+    cases: suites kernels, compile, static, models, mixers, steps, traffic and inference: prefixes of the names to
+        measure (null: all; for inference with runs: none).
+    runs: suite inference: run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
-    pairs: suite harness, times that both loops, Lightning's and the bare one, are timed after each other.
-    steps: suite harness, training steps of each of these loops.
-    budget_s: time limit in seconds; kernels and models measure the rest the next time, others leave longer lengths out.
-    target: suite static, the GPU to compile for: H200, H100 or A100; none needs to be there.
+    pairs: suite harness: how often to time both loops, Lightning's and the bare one, in turns.
+    steps: suite harness: training steps of each loop.
+    budget_s: time limit in seconds; kernels and models continue next time, other suites leave longer lengths out.
+    target: suite static: the GPU to compile for, H200, H100 or A100; it need not be present.
     out: folder for tables (null: results/bench).
     """
 
@@ -257,21 +256,19 @@ class BenchConfig:
 
 @dataclass
 class CompareConfig:
-    """Selection of each model's settings on the validation split by job=compare, and confirmation with other seeds.
+    """Settings of job=compare, which selects on the validation split and confirms with other seeds.
 
-    rates: values of optim.lr to select from, two or more.
-    extend: rates tried beyond either end of them where the best is at that end, at most.
-    grid: what else to select, as a sweep would be written: ["optim.weight_decay=0.01,0.1"].
-    seeds: runs that confirm a model and are scored on the test split, with the seeds after the selection's (`seed`).
-    selection_seeds: seeds that select, 1: `seed` alone; more: the two best settings of a model are trained with `seed`,
-        `seed` + 1000, `seed` + 2000, ... too, and the lowest mean of validation losses is chosen.
-    halving: train every setting of a model to a quarter of the steps, and only the better half of them (rounded up) to
-        the end.
-    models: what to compare instead of the model of the command, each a preset and keys below `model`, of which one may
-        have several values: ["transformer", "kda_pure mixers.kda.head_width=4,8"]. Width, heads and depth are those of
-        the command.
-    longer: of a synthetic task, values of an option that makes its sequences longer than in training, "length=32,64":
-        the runs that confirm a model are scored on the test split with each, too (lengths.csv in their folders).
+    rates: learning rates (optim.lr) to select from, two or more.
+    extend: most rates to try beyond the lowest or highest one, if that is the best.
+    grid: other hyperparameters to select, written as a sweep: ["optim.weight_decay=0.01,0.1"].
+    seeds: confirming runs per model, scored on the test split, with the seeds after the selection's (`seed`).
+    selection_seeds: seeds that select. 1: `seed` alone. More: each model's two best settings also train with `seed` +
+        1000, `seed` + 2000, ..., and the lowest mean validation loss is selected.
+    halving: train every setting for a quarter of the steps, and only each model's better half (rounded up) to the end.
+    models: models to compare, each a preset and keys below `model`, one of which may have several values:
+        ["transformer", "kda_pure mixers.kda.head_width=4,8"]. Width, heads and depth are the command's.
+    longer: for a synthetic task, values of an option that lengthens its sequences, "length=32,64": confirming runs are
+        also scored on the test split with each (lengths.csv in their folders).
     """
 
     rates: list[float] = field(default_factory=lambda: [1e-3, 3e-3, 1e-2])
@@ -286,10 +283,10 @@ class CompareConfig:
 
 @dataclass
 class VerdictConfig:
-    """The block that job=verdict judges, and the terms.
+    """Settings of job=verdict.
 
-    relative: the block of the same kind to compare with beside the transformer's, or "none" (null: the most alike).
-    lengths: sequence lengths at which sizes are counted and speeds measured.
+    relative: a block of the same kind to compare with besides the plain transformer, or "none" (null: most similar).
+    lengths: sequence lengths at which to count sizes and measure speeds.
     """
 
     relative: str | None = None
@@ -298,14 +295,14 @@ class VerdictConfig:
 
 @dataclass
 class GpuConfig:
-    """The stages of job=gpu.
+    """Settings of job=gpu.
 
-    stage: one stage (null: all that are left).
-    minutes: the time one stage may take.
-    inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (files
-        missing there come from the hub).
-    rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal.
-    target: with stage=compile on a machine without a GPU, the one to compile for: H200, H100 or A100.
+    stage: run one stage (null: all that are left).
+    minutes: time limit of a stage.
+    inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (missing files
+        come from the hub).
+    rehearse: run every stage, small, on this machine, with or without a GPU, into results/gpu-rehearsal.
+    target: stage=compile on a machine without a GPU: the GPU to compile for, H200, H100 or A100.
     """
 
     stage: str | None = None
@@ -317,40 +314,37 @@ class GpuConfig:
 
 @dataclass
 class Config:
-    """The whole configuration: general keys, and a node for each part.
+    """The whole configuration: general keys, and one node per part.
 
     job: the job to run (job=list names them).
-    name: the experiment; its runs go to results/NAME (not report, published or verdict: these hold no runs).
-    seed: of the weights, the order of batches and all noise, from 0 to 2^63 - 1.
+    name: name of the experiment; its runs go to results/NAME (not report, published or verdict: these hold no runs).
+    seed: random seed of weights, batch order and all noise, from 0 to 2^63 - 1.
     device: auto, cpu or cuda.
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe), a cell's record (cell).
-    runs: an experiment folder (report, probe, publish, claims). Jobs that read only one of run and runs refuse the
-        other, and the rest both.
-    baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
-        transformer).
-    question: job=publish, the question of the study, in a sentence.
-    figures: job=publish, names of figures.
-    source: job=publish, where to get the text, if it has no public name.
-    leave_out: job=publish, probe tables that are too large to commit.
-    suite: job=bench, the suite to measure.
-    block: job=verdict, the block to be judged: a mixer, a residual scheme or a channel mixer.
-    show: job=list, the one part to print: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
-    claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
-    dry: job=train, list the cells with their run folders and how far they are; job=compare and papers, print what the
-        comparisons will cost; suite=kernels, print bytes, FLOPs and roofline times of the kernels. Nothing is trained
-        or measured. Other jobs refuse it.
-    match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
-        "flops" (a token's forward pass), by the channel mixer's hidden width; "state" (bytes of decode state), by the
-        mixers' head widths; "state+params" or "state+flops": one after the other (null: widths as they are).
+    runs: an experiment folder (report, probe, publish, claims). A job refuses run or runs if it does not read it.
+    baseline: job=compare, report and publish: the label of the baseline model (null: the plain transformer).
+    question: job=publish: the question of the study, in one sentence.
+    figures: job=publish: names of figures.
+    source: job=publish: where to get the text, if it has no public name.
+    leave_out: job=publish: probe tables that are too large to commit.
+    suite: job=bench: the suite to measure.
+    block: job=verdict: the block to judge: a mixer, a residual scheme or a channel mixer.
+    show: job=list: print only one part: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
+    claims: job=claims: numbers of claims to judge and compare with the published ledger (empty: judge all, write it).
+    dry: train and measure nothing. job=train lists the cells with run folders and progress; job=compare and papers
+        estimate the cost; suite=kernels prints bytes, FLOPs and roofline times of the kernels. Other jobs refuse it.
+    match: give the model as much as the plain transformer has, within 1 %. "params" (without the embedding) and "flops"
+        (a token's forward pass) set the channel mixer's hidden width; "state" (bytes of decode state) sets the mixers'
+        head widths; "state+params" and "state+flops" do both in turn (null: keep widths).
     match_length: tokens after which FLOPs and decode state are matched (null: data.seq_len).
     """
 
     given: ClassVar[frozenset[str]] = frozenset()
-    """Keys that the command line set, of a configuration that `compose` made."""
+    """Keys set on the command line; filled by `compose`."""
 
     overrides: ClassVar[tuple[str, ...]] = ()
-    """Words of the command line, and of an experiment's sweep, that `compose` made the configuration of."""
+    """Words of the command line, and of an experiment's sweep; filled by `compose`."""
 
     job: str = "train"
     name: str = "default"

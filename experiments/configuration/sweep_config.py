@@ -1,27 +1,27 @@
-"""The node `sweep` of the configuration: how a sweep runs, and its nodes for the engines with settings."""
+"""The node `sweep` of the configuration: how a sweep runs, and the settings of its engines."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class SlurmConfig:
-    """The Slurm job of a cell (sweep.engine=slurm), one cell a job.
+    """Settings of sweep.engine=slurm: one job per cell.
 
-    cluster: slurm, or local: processes of this machine in place of jobs, sweep.workers at a time, to try it out.
+    cluster: slurm, or local: processes of this machine instead of jobs, sweep.workers at a time, to try it out.
     partition: sbatch's --partition, the nodes that jobs may run on (null: the cluster's default).
     account: sbatch's --account, which the time is charged to (null: the cluster's default).
     qos: sbatch's --qos, the quality of service (null: the cluster's default).
-    minutes: time limit of a job. A cell that needs longer goes on in the same job, requeued, from its checkpoint.
-    signal_s: seconds before the time limit at which a cell is told to make room: above the longest step with its
-        validation and a checkpoint.
-    requeues: how often a job may reach its time limit before the cell counts as paused (local: at most 5).
+    minutes: time limit of a job. A cell that needs longer resumes from its checkpoint in the same job, requeued.
+    signal_s: seconds before the time limit at which a cell is told to stop; give more than the longest step with its
+        validation and a checkpoint takes.
+    requeues: how often a job may reach its time limit before its cell counts as paused (local: at most 5).
     cpus: processors of a job.
     gpus: GPUs of a job.
     memory_gb: memory of a job in GB (null: the cluster's default).
-    setup: shell lines before the cell, such as "module load cuda".
+    setup: shell lines to run before the cell, such as "module load cuda".
     more: further sbatch options by their long names, such as ["constraint=a100", "exclude=node3"].
-    jobs: jobs in the queue at once.
-    poll_s: seconds between two looks at the queue.
+    jobs: most jobs in the queue at once.
+    poll_s: seconds between two checks of the queue.
     """
 
     cluster: str = "slurm"
@@ -42,15 +42,15 @@ class SlurmConfig:
 
 @dataclass
 class RayConfig:
-    """The Ray tasks of cells (sweep.engine=ray), one task a cell.
+    """Settings of sweep.engine=ray: one task per cell.
 
-    address: of the cluster: auto (the one that this machine belongs to), HOST:PORT, or local (one on this machine that
-        ends with the command).
-    cpus: processors that a cell takes of a node.
-    gpus: GPUs that a cell takes of a node.
-    grows: whether the cluster adds nodes for tasks that wait (Ray's autoscaler). Otherwise cells that take more than
-        any of its nodes has are refused.
-    poll_s: seconds between two looks at the tasks.
+    address: address of the cluster: auto (the one this machine belongs to), HOST:PORT, or local (one on this machine
+        that ends with the command).
+    cpus: processors per cell.
+    gpus: GPUs per cell.
+    grows: whether the cluster adds nodes for waiting tasks (Ray's autoscaler). Otherwise cells that need more than any
+        node has are refused.
+    poll_s: seconds between two checks of the tasks.
     """
 
     address: str = "auto"
@@ -62,15 +62,15 @@ class RayConfig:
 
 @dataclass
 class SweepConfig:
-    """The running of a sweep. None of this is part of a run's identity.
+    """How a sweep runs; none of it is part of a run's identity.
 
-    engine: what runs its cells: pool (processes of this machine), slurm, ray, or list (a file with a command a cell).
-    workers: cells that train at the same time on this machine, each in its own process.
+    engine: what runs the cells: pool (processes of this machine), slurm, ray, or list (a file with a command per cell).
+    workers: cells that train at the same time on this machine, one process each.
     action: wait (train, and wait for the cells), submit (hand them to slurm or ray and end), or cancel (end cells that
         earlier commands left with slurm or ray).
     retries: how often a cell whose process or node vanished is submitted again (slurm, ray).
-    slurm: the jobs of engine=slurm.
-    ray: the tasks of engine=ray.
+    slurm: settings of engine=slurm.
+    ray: settings of engine=ray.
     """
 
     workers: int = 2

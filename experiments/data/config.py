@@ -40,22 +40,22 @@ class DataConfig:
     """The text to train on, and how it is cut; or the synthetic task to train on.
 
     name: pydocs | wikitext103 | wikitext2 | text, or a task (job=list names them).
-    path: text: a file, a folder or a glob: plain text, or tables (parquet, csv, tsv, jsonl), packed (.gz) or not.
+    path: text: a file, a folder or a glob: plain text or tables (parquet, csv, tsv, jsonl), also compressed (.gz).
         wikitext: a folder of parquet in the public layout
         (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
-    text_column: text: the column of a table that holds the texts, a document a row; None means `text`.
+    text_column: text: the column of a table that holds the texts, one document per row; None means `text`.
     train_path: wikitext: parquet file, folder or glob that replaces the training split.
     tokenizer: bytes | bpe (trained on the training split) | gpt2.
-    vocab_size: entries of the tokenizer that bpe trains.
+    vocab_size: vocabulary size of the trained bpe tokenizer.
     gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
     pack: stream (windows of one long stream) | document (no attention across documents).
-    seq_len: tokens of a sample.
-    batch_size: samples of a micro-batch.
-    cache_dir: folder of extracted text and tokens; None means the environment's ARCHZOO_CACHE, or else
+    seq_len: tokens of a sequence.
+    batch_size: sequences of a micro-batch.
+    cache_dir: folder for extracted text and tokens; None means the environment variable ARCHZOO_CACHE, or else
         `.cache/archzoo` in the repository.
     revision: wikitext from the hub: commit of the data set; None means the one this project was tested with.
-    tasks: the options of every task, of which only those of `name` count. Vocabulary and length of the sequences come
-        from them, and keys of text have no meaning with a task.
+    tasks: options of every task; only those of the task in `name` count. They set vocabulary and sequence length, and
+        keys of text do not apply.
     """
 
     name: str = "pydocs"
