@@ -118,7 +118,7 @@ def describe_jobs() -> str:
 
 
 def _after(config: Config, after: AfterJob) -> None:
-    """Return what run.py adds to a job that has done something."""
+    """Run the function that run.py adds after this job, except with dry=true."""
     if config.job in after and not config.dry:
         after[config.job](config)
 

@@ -79,7 +79,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _lines(rows: pd.DataFrame) -> Iterator[tuple[int, list]]:
-    """Return (choice, [(first column, text, row), ...]) for each line; a choice without tokens has an empty one."""
+    """Yield (choice, [(first column, text, row), ...]) for each line; a choice without tokens has an empty one."""
     choices = range(rows["choices"].iloc[0])
     for choice in choices if len(choices) <= MOST else sorted(rows["choice"].unique()):
         line, column = [], 0

@@ -43,7 +43,7 @@ class Evidence:
     def checks(self, claim: int, needed: Mapping[str, Needed] | None = None) -> Iterator[Check]:
         """Yield the numbers measured for a claim; needed: beginning of a name -> what the claim needs of it.
 
-        Raises Missing where there are none or none begins like that: then another ledger would be judged.
+        Raises Missing if no measured number's name begins with a needed one: the verdict would lack it.
         """
         rows = [row for row in self._measured if row["claim"] == claim]
         for start in needed or {}:

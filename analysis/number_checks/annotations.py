@@ -93,9 +93,9 @@ def quoted(text: str, mark: Mark, line: Line) -> list[NumberInText]:
 
 
 def table_rows(text: str, mark: Mark) -> list[tuple[str, list[NumberInText]]]:
-    """Yield first cell and numbers of each row of the last Markdown table before a mark.
+    """Return the first cell and the numbers of each row of the last Markdown table before a mark.
 
-    Raises ResultsError where there is none below the heading.
+    Raises ResultsError if there is no table between the heading and the mark.
     """
     before, start = prose(text, mark)
     lines = [(m.start(), m[0]) for m in re.finditer(r"^.*$", before.rstrip(), re.MULTILINE)]

@@ -119,7 +119,7 @@ def _ticks(rows: pd.DataFrame, length: int) -> tuple[list[int], list[str]]:
 
 
 def _named_below(grid: list[list[Axes]], labels: list[str], alike: bool) -> Iterator[tuple[Axes, str]]:
-    """Return the axes with tick labels of keys: the lowest of each column, or all where the models' tokens differ."""
+    """Yield the axes with tick labels of keys: the lowest of each column, or all where the models' tokens differ."""
     for column in zip(*grid, strict=True):
         shown = [(axes, label) for axes, label in zip(column, labels, strict=True) if axes.axison]
         yield from shown[-1:] if alike else shown

@@ -91,10 +91,9 @@ def _with_others(config: Config, settings: Settings, given_in: str) -> Config:
 
 
 def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings]:
-    """Return every combination of a grid's values, given as sweeps "key=value,value"; of no grid one without settings.
+    """Yield every combination of a grid's values, written as sweeps "key=value,value"; without a grid, one empty one.
 
-    Raises UserError, which names the key that they were given in, for what is no sweep, and for keys that are not to be
-    selected.
+    Raises UserError, which names the key `given_in`, for anything but a sweep and for keys that cannot be selected.
     """
     values = dict(_read_sweep(text, given_in) for text in grid)
     for combination in itertools.product(*values.values()):

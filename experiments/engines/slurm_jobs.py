@@ -63,7 +63,7 @@ class SlurmJobs(Engine):
         write_json(_job_path(planned), {**content, "output": str(self.folder / f"{job}_0_log.out")})
 
     def _submitted(self, cell: SlurmCell) -> str:
-        """Submit a job for a cell and return its number. Raises UserError with what sbatch says against it."""
+        """Submit a job for a cell and return its number. Raises UserError with sbatch's error message."""
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         try:

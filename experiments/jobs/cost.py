@@ -181,5 +181,8 @@ def _checked(config: Config) -> Config:
 
 
 JOB = Job(
-    "cost", "count parameters, FLOPs per token, stream and decode-state bytes of a model", run, run_sweep=run_sweep
+    "cost",
+    "count parameters, FLOPs per token, stream and decode-state bytes of a model",
+    run,
+    run_sweep=run_sweep,
 )

@@ -1,6 +1,6 @@
-"""From a configuration to a planned run: checked before any work, with its identity, its folder, its blocks' files.
+"""From a configuration to a planned run: checks before any work, the identity, the run folder, the block files.
 
-A run is of the files of its blocks as they were when it began; its name does not tell them.
+A run records its block files (`block_files`) when it begins. They are not part of its identity, so not of its name.
 """
 
 from __future__ import annotations
