@@ -47,6 +47,6 @@ def form(peer: str, case: str, calls: list[Call]) -> Callable[[], Any]:
 
 
 def _lazily(make: Callable[[list[Call]], Callable[[], Any]], calls: list[Call]) -> Callable[[], Any]:
-    """Return a function that makes the peer at its first call, so that a failed import is a failure of this peer alone."""
+    """Return a function that makes the peer at its first call: a failed import is then a failure of this peer alone."""
     made = functools.cache(lambda: make(calls))
     return lambda: made()()
