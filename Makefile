@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long test-matrix lint check-log docs format gpu clean help
+.PHONY: run test test-fast test-long test-matrix lint check-numbers docs format gpu clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -39,8 +39,8 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
 
-check-log: $(STAMP)
-	$(PY) -m analysis.number_checks LOG.md README.md docs/*.md
+check-numbers: $(STAMP)
+	$(PY) -m analysis.number_checks README.md docs/*.md docs/blocks/*.md results/README.md results/published/*/README.md
 
 docs: $(DOCS)
 	$(PY) -m sphinx -W --keep-going -q -b html docs .docs
@@ -81,7 +81,7 @@ help:
 	@echo 'make test         the standard tests;  make test-fast  the quick ones, three minutes'
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  fix what can be fixed'
-	@echo 'make check-log    compare the numbers in LOG, README and docs with the tables that they name'
+	@echo 'make check-numbers  compare the numbers in README, docs and published studies with the tables that they name'
 	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be installed here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'

@@ -1,6 +1,6 @@
 """Check the numbers of a text against the tables that hidden comments in it name.
 
-    python -m analysis.number_checks LOG.md README.md          # or: make check-log
+    python -m analysis.number_checks README.md results/published/*/README.md        # or: make check-numbers
 
 A mark is an HTML comment in the section of the numbers it names, after them:
 

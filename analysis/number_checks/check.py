@@ -36,23 +36,25 @@ class Outcome:
 
 def check(path: Path, tables: Tables) -> Outcome:
     """Compare every marked number and statement of a file with its tables."""
-    outcome = Outcome()
+    outcome, name = Outcome(), path.name
+    if name == "README.md":  # of which there are many
+        name = "/".join(path.parts[-2:])
     try:
         text = path.read_text(encoding="utf-8")
         found = marks(text)
     except (ResultsError, OSError, UnicodeDecodeError) as error:
-        outcome.problems.append(f"{path.name}: {error}")
+        outcome.problems.append(f"{name}: {error}")
         return outcome
     for mark in found:
         try:
             table = tables.get(mark.source)
-            _check_rows(path.name, text, mark, table, outcome) if mark.rows else _check_lines(
-                path.name, text, mark, table, outcome
+            _check_rows(name, text, mark, table, outcome) if mark.rows else _check_lines(
+                name, text, mark, table, outcome
             )
         except ResultsError as error:
-            outcome.problems.append(f"{path.name}:{mark.number}: {error}")
+            outcome.problems.append(f"{name}:{mark.number}: {error}")
         except Unavailable as reason:
-            outcome.unseen.append(f"{path.name}:{mark.number}: {reason}")
+            outcome.unseen.append(f"{name}:{mark.number}: {reason}")
     return outcome
 
 

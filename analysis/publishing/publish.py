@@ -27,7 +27,7 @@ from analysis.plotting.style import save
 from analysis.publishing import configurations, provenance
 from analysis.publishing.folder import target
 from analysis.publishing.provenance import Provenance, without_paths
-from analysis.publishing.readme import readme
+from analysis.publishing.readme import findings, readme
 
 README = "README.md"
 DRAWN = (".png", ".svg", ".txt")
@@ -57,7 +57,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
 
     Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
     tables, comparison.csv and figures (PNG, SVG, caption as text); those of an earlier publication are deleted.
-    Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
+    The section "Findings" of its README.md, which people write, stays. Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
     The runs may come from their own folders or from what was published of them.
 
     Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
@@ -76,7 +76,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         remove_partials(folder)
-        earlier = _earlier(folder)
+        earlier, written = _earlier(folder), _findings(folder)
         (folder / README).unlink(
             missing_ok=True
         )  # without it, a publication that was killed is recognised as incomplete
@@ -91,7 +91,8 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         provenance.write(folder, facts)
         for name in earlier - set(names):
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / README, readme(shown, facts, [one.name for one in figures], warnings, said))
+        drawn = [one.name for one in figures]
+        write_text(folder / README, readme(shown, facts, drawn, warnings, said, written))
     return folder
 
 
@@ -197,6 +198,14 @@ def _earlier(folder: Path) -> set[str]:
     known = figures | {f"{name}.parquet" for name in TABLES}
     written = {name for name in (facts.files if facts else ()) if name.endswith((*DRAWN, ".parquet"))}
     return {path.name for path in folder.iterdir() if path.name in known | written and not path.is_dir()}
+
+
+def _findings(folder: Path) -> str:
+    """The section that people wrote into the page of an earlier publication."""
+    try:
+        return findings((folder / README).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 @contextlib.contextmanager

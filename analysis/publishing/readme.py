@@ -14,6 +14,9 @@ from analysis.loading.results import Results
 from analysis.publishing.provenance import Pass, Provenance, origins
 from analysis.units import engineering
 
+FINDINGS = "## Findings"
+"""Heading of the section that people write and that a later publication keeps: an entry a question."""
+
 FILES = {
     "README.md": "this page, written by `job=publish`",
     "configs.yaml": "the resolved configuration of every run: `common`, and in `runs` what each has beside it",
@@ -34,14 +37,20 @@ def readme(
     figures: Iterable[str],
     warnings: Iterable[str],
     said: Iterable[Answer] = (),
+    written: str = "",
 ) -> str:
-    """Return the page as Markdown; warnings: caveats to list in addition to the provenance's notes; said: answers."""
+    """Return the page as Markdown.
+
+    warnings: caveats to list in addition to the provenance's notes; said: answers; written: the section of findings
+    that people wrote (`findings`), or nothing.
+    """
     runs = results.runs
     parts = [
         f"# {_text(runs['experiment'].iloc[0])}",
         f"**Question:** {_text(provenance.question)}",
         "`analysis.load_results` reads this folder as it reads runs.",
         *_answers(said),
+        written,
         "## Commands",
         *_commands(runs, provenance),
         "## Code and machine",
@@ -60,6 +69,12 @@ def readme(
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def findings(page: str) -> str:
+    """Return the section of a page that people wrote, with its heading, or nothing."""
+    found = re.search(rf"^{FINDINGS}$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return found[0].strip() if found else ""
 
 
 def _answers(said: Iterable[Answer]) -> Iterator[str]:
