@@ -5,6 +5,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -149,9 +150,10 @@ WHOLE = ("model.", "data.", "optim.", "trainer.", "evaluate.")
 
 
 def options_of_the_departures() -> Iterator[tuple[str, str]]:
-    """Every option in the last column of docs/departures.md, as a whole key, and the default that the page names."""
+    """Every option in the last column of the blocks' pages, as a whole key, and the default that the page names."""
     prefix = None
-    for line in (ROOT / "docs" / "departures.md").read_text(encoding="utf-8").splitlines():
+    pages = sorted((ROOT / "docs" / "blocks").glob("*.md"))
+    for line in "\n".join(page.read_text(encoding="utf-8") for page in pages).splitlines():
         if line.startswith("#"):
             prefix = None
         elif line.startswith("Keys "):
@@ -170,3 +172,33 @@ def test_every_option_of_the_departures_exists_and_has_the_default_that_the_page
     for key, default in found:
         value = functools.reduce(getattr, key.split("."), schema.Config())
         assert not default or value == yaml.safe_load(default), key
+
+
+def prose(path: Path) -> str:
+    """The text of a page without comments and rules of tables."""
+    text = re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"^\|[-:|]+$", "", text, flags=re.MULTILINE).replace("|", " ")
+
+
+def test_every_page_of_a_block_is_linked_from_the_index():
+    index = (ROOT / "docs" / "departures.md").read_text(encoding="utf-8")
+    pages = {page.stem for page in (ROOT / "docs" / "blocks").glob("*.md")}
+    assert set(re.findall(r"\(blocks/(\w+)\.md\)", index)) == pages
+    assert set(re.findall(r"^blocks/(\w+)$", index, re.MULTILINE)) == pages
+
+
+@pytest.mark.parametrize(("name", "most"), [("decisions", 3000), ("departures", 300)])
+def test_pages_to_look_things_up_stay_short(name, most):
+    assert len(prose(ROOT / "docs" / f"{name}.md").split()) <= most
+
+
+def test_an_entry_of_findings_has_at_most_150_words():
+    pages = [ROOT / "results" / "README.md", *(ROOT / "results" / "published").glob("*/README.md")]
+    entries = [
+        (page.parent.name, entry)
+        for page in pages
+        for section in re.findall(r"^## Findings$(.*?)(?=^## |\Z)", prose(page), re.MULTILINE | re.DOTALL)
+        for entry in re.split(r"^### ", section, flags=re.MULTILINE)[1:]
+    ]
+    assert len(entries) > 20
+    assert [(name, entry.splitlines()[0]) for name, entry in entries if len(entry.split()) > 150] == []

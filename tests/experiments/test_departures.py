@@ -1,4 +1,4 @@
-"""docs/departures.md says of the code what the code does: numbers that follow from defaults, and its commands."""
+"""The blocks' pages say of the code what the code does: numbers that follow from defaults, and their commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from zoo.mixers.gsa import GSAConfig
 from zoo.mixers.nsa import NSAConfig
 
 PAGE = re.sub(
-    r"<!--.*?-->", "", (ROOT / "docs" / "departures.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    r"<!--.*?-->",
+    "",
+    "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "blocks").glob("*.md"))),
+    flags=re.DOTALL,
 )
 COSTS = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
 REFERENCE = Dims(768, 12, seq_len=512, layer=0, depth=14)

@@ -121,7 +121,7 @@ def test_kimi_delta_attention_is_the_published_layer_and_a_bias_of_the_gate(kimi
 
 
 def test_kimis_latent_attention_keeps_a_key_that_our_preset_leaves_out(kimi):
-    """What docs/departures.md says of both: 64 numbers a token more, and queries without a latent."""
+    """What docs/blocks/kda.md says of both: 64 numbers a token more, and queries without a latent."""
     module, config = kimi
     theirs = module.KimiLinearAttention(config, 0)
     assert theirs.kv_a_proj_with_mqa.out_features == config.kv_lora_rank + config.qk_rope_head_dim

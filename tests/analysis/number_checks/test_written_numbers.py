@@ -1,4 +1,4 @@
-"""Numbers in a text against the tables that they name: LOG.md and the pages hold, and what does not hold is told."""
+"""Numbers in a text against the tables that they name: the pages hold, and what does not hold is told."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def judge(tmp_path):
     ROWS.to_csv(place / "rows.csv", index=False)
 
     def judged(text: str, *lines: str, head: str = "study/measures") -> Outcome:
-        path = tmp_path / "LOG.md"
+        path = tmp_path / "page.md"
         path.write_text(
-            "\n".join(["# Log", "", text, f"<!-- check {head}", *lines, "-->", ""]), encoding="utf-8"
+            "\n".join(["# Page", "", text, f"<!-- check {head}", *lines, "-->", ""]), encoding="utf-8"
         )
         return check(path, Tables(tmp_path))
 
@@ -57,35 +57,56 @@ def tables() -> Tables:
     return Tables(ROOT)
 
 
+TEXTS = ("README.md", "docs/*.md", "docs/blocks/*.md", "results/README.md", "results/published/*/README.md")
+MARKED = [
+    path.relative_to(ROOT).as_posix()
+    for texts in TEXTS
+    for path in sorted(ROOT.glob(texts))
+    if "<!-- check " in path.read_text(encoding="utf-8")
+]
+
+
+def test_pages_and_published_studies_have_marks():
+    assert {"docs/architectures.md", "docs/probes.md", "docs/decisions.md", "results/README.md"} <= {*MARKED}
+    assert len([name for name in MARKED if name.startswith("docs/blocks/")]) > 5
+    assert len([name for name in MARKED if name.startswith("results/published/")]) > 15
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["LOG.md", "docs/architectures.md", "docs/probes.md", "docs/departures.md"])
-def test_the_numbers_of_log_and_pages_are_those_of_their_tables(tables, name):
+@pytest.mark.parametrize("name", MARKED)
+def test_the_numbers_of_pages_are_those_of_their_tables(tables, name):
     outcome = check(ROOT / name, tables)
     assert outcome.problems == []
     assert outcome.numbers + outcome.statements > 0
 
 
-EDITS = [
-    ("hold 0.469 of dense", "hold 0.459 of dense"),  # in a sentence
-    ("**5.962 ± 0.034**", "**5.926 ± 0.034**"),  # in a table, two figures swapped
-    ("| 319 / 4.6e12 /", "| 319 / 4.7e12 /"),
-    ("at 16,640 parameters more", "at 16,460 parameters more"),
-    ("single heads reach 4.4 %.", "single heads reach 4.5 %."),
-    ("NSA 2.0× and 0.99×", "NSA 2.0× and 1.99×"),
-    ("probability 0.24 to 0.29 are", "probability 0.24 to 0.30 are"),
-]
+EDITS = {
+    "results/README.md": [
+        ("`delta_rule` 15.2 times as fast", "`delta_rule` 15.4 times as fast"),  # in a sentence
+        ("| 0.98 / 1.03 / 1.06 |", "| 0.98 / 1.03 / 1.09 |"),  # in a table
+        ("nsa by 0.0004,", "nsa by 0.0005,"),
+    ],
+    "results/published/residuals/README.md": [
+        ("| 49 | 84 |", "| 94 | 84 |"),
+        ("| 4.0e9 |", "| 4.1e9 |"),
+        ("`ohc` have 24.5 % more", "`ohc` have 25.4 % more"),
+    ],
+    "results/published/sinks/README.md": [("at 16,640 parameters more", "at 16,460 parameters more")],
+    "results/published/routing/README.md": [("probability 0.24 to 0.29 of", "probability 0.24 to 0.30 of")],
+}
 
 
 @pytest.mark.slow
-def test_edited_numbers_of_the_log_are_caught_each_in_its_line(tables, tmp_path):
-    text = (ROOT / "LOG.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_numbers_of_a_page_are_caught_each_in_its_line(tables, tmp_path, name):
+    text = (ROOT / name).read_text(encoding="utf-8")
     edited, lines = text, []
-    for old, new in EDITS:
+    for old, new in EDITS[name]:
         assert text.count(old) == 1
         lines.append(text[: text.index(old)].count("\n") + 1)
         edited = edited.replace(old, new)
-    (tmp_path / "LOG.md").write_text(edited, encoding="utf-8")
-    problems = check(tmp_path / "LOG.md", tables).problems
+    (tmp_path / "page.md").write_text(edited, encoding="utf-8")
+    problems = check(tmp_path / "page.md", tables).problems
     assert sorted(int(problem.split(":")[1]) for problem in problems) == sorted(lines)
     assert all(": written " in problem for problem in problems)
 
@@ -127,7 +148,7 @@ def test_a_number_that_does_not_hold_is_told_with_line_and_both_numbers(judge, w
         judge(f"First line.\nIt is\n{written}, we say.", f"It is {quote}, we | only loss label=a layer=0")
     )
     value = 512.34 if "%" in written else 5.1234
-    assert said.startswith(f"LOG.md:5: written {written}, which should be = {value:.6g} (study/measures: ")
+    assert said.startswith(f"page.md:5: written {written}, which should be = {value:.6g} (study/measures: ")
 
 
 def test_half_a_unit_of_the_last_digit_is_the_limit(judge):
@@ -149,7 +170,7 @@ def test_a_bound_and_words(judge):
     outcome = judge("b ends below a.", "b ends below a | max loss label=b < min loss label=a")
     assert (outcome.statements, outcome.problems) == (1, [])
     said = only(judge("a ends below b.", "a ends below b | min loss label=a < max loss label=b"))
-    assert said == 'LOG.md:5: "a ends below b" does not hold: 5.1234 is not < 4.75 (study/measures)'
+    assert said == 'page.md:5: "a ends below b" does not hold: 5.1234 is not < 4.75 (study/measures)'
 
 
 @pytest.mark.parametrize(
@@ -169,7 +190,7 @@ def test_a_table_is_compared_row_by_row(judge):
     outcome = judge(TABLE, *OF_ROWS)
     assert (outcome.numbers, outcome.problems) == (4, [])
     assert only(judge(TABLE.replace("4.75", "4.57"), *OF_ROWS)).startswith(
-        "LOG.md:6: written 4.57, which should be"
+        "page.md:6: written 4.57, which should be"
     )
     assert "row 'b' has 2 numbers, the mark 3" in only(judge(TABLE.replace("12 ± 1", "12"), *OF_ROWS))
     assert "no row of the table has label=c" in only(judge(TABLE.replace("`b`", "c"), *OF_ROWS))
@@ -230,7 +251,7 @@ def test_a_row_has_the_columns_of_its_run(judge, tmp_path):
 )
 def test_a_mark_that_cannot_be_followed_is_one_line(judge, line, why):
     said = only(judge("Here 5.27 nats, there 7 bits.".replace("bits", "others"), line))
-    assert said.startswith("LOG.md:")
+    assert said.startswith("page.md:")
     assert why in said
 
 
@@ -259,7 +280,7 @@ def test_a_number_does_not_begin_in_the_middle_of_another(judge):
 
 def test_a_mark_without_lines_and_a_missing_file_are_one_line(judge, tmp_path):
     assert "this mark checks nothing" in only(judge("It is 5."))
-    assert "LOG.txt" in only(check(tmp_path / "LOG.txt", Tables(tmp_path)))
+    assert "page.txt" in only(check(tmp_path / "page.txt", Tables(tmp_path)))
 
 
 def test_a_text_is_searched_from_its_heading_on_and_without_other_marks(judge):
@@ -293,25 +314,25 @@ def test_a_text_can_name_its_table_as_of_a_commit(judge, tmp_path):
     git(tmp_path, "clone", "-q", "--depth=1", tmp_path.as_uri(), "shallow")
     (tmp_path / ".git").rename(tmp_path / "elsewhere")
     for copy in (tmp_path, tmp_path / "shallow"):
-        outcome = check(tmp_path / "LOG.md", Tables(copy))
+        outcome = check(tmp_path / "page.md", Tables(copy))
         assert (outcome.numbers, outcome.problems) == (0, [])
         assert "need a clone with its history" in outcome.unseen[0]
 
 
 def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
     judge("It is 4.75.", "It is #. | min loss")
-    assert main([str(tmp_path / "LOG.md")], tmp_path) == 0
+    assert main([str(tmp_path / "page.md")], tmp_path) == 0
     assert "1 numbers and 0 statements compared with their tables, 0 wrong" in capsys.readouterr().out
     judge("It is 4.76.", "It is #. | min loss")
-    assert main([str(tmp_path / "LOG.md")], tmp_path) == 1
-    assert "LOG.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
+    assert main([str(tmp_path / "page.md")], tmp_path) == 1
+    assert "page.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
 
 
 def test_the_program_ends_with_1_whichever_of_its_files_is_off(judge, tmp_path):
     names = {}
     for written in ("4.75", "4.76"):
         judge(f"It is {written}.", "It is #. | min loss")
-        names[written] = str((tmp_path / "LOG.md").rename(tmp_path / f"{written}.md"))
+        names[written] = str((tmp_path / "page.md").rename(tmp_path / f"{written}.md"))
     right, wrong = names["4.75"], names["4.76"]
     assert [main(files, tmp_path) for files in ([right, right], [right, wrong], [wrong, right])] == [0, 1, 1]
 
@@ -324,3 +345,9 @@ def test_a_reader_that_closes_the_pipe_ends_it_without_a_traceback(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == -signal.SIGPIPE
+
+
+def test_a_readme_is_told_with_its_folder(judge, tmp_path):
+    judge("It is 4.76.", "It is #. | min loss")
+    page = (tmp_path / "page.md").rename(tmp_path / "results" / "README.md")
+    assert only(check(page, Tables(tmp_path))).startswith("results/README.md:3: written 4.76, ")

@@ -104,6 +104,25 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == hash_of(identities[json.loads(run)])
 
 
+FINDINGS = "## Findings\n\n### Why?\n\nIt is 3.\n<!-- check exp/comparison.csv\nIt is #. | count lr\n-->"
+
+
+def test_what_people_wrote_stays_when_a_study_is_published_again(tmp_path, probed_runs):
+    page = publish(load_results(probed_runs), tmp_path / "published", ASKED) / "README.md"
+    first = page.read_text(encoding="utf-8")
+    page.write_text(first.replace("## Commands\n", f"{FINDINGS}\n\n## Commands\n"), encoding="utf-8")
+    again = load_results(tmp_path / "published" / "exp")
+    for results in (load_results(probed_runs), again):
+        publish(results, tmp_path / "published", ASKED)
+        assert page.read_text(encoding="utf-8").replace(f"{FINDINGS}\n\n", "") == first
+        assert page.read_text(encoding="utf-8").count(FINDINGS) == 1
+
+
+def test_without_findings_a_page_has_no_such_section(tmp_path, probed_runs):
+    page = publish(load_results(probed_runs), tmp_path / "published", ASKED) / "README.md"
+    assert "## Findings" not in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run):
     for seed, command in enumerate(("python run.py a=1", None, "python run.py a=1")):
