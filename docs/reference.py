@@ -26,6 +26,8 @@ CHOICES = ("model.residual", "model.channel")
 CATALOGUED = ("model.mixers", "data.tasks")
 """Nodes that have no keys but those of blocks and tasks."""
 OUT = Path(__file__).with_name("reference")
+BLOCKS = Path(__file__).with_name("blocks")
+"""Pages on where blocks depart from their documents, by the block's name."""
 KINDS = {"mixer": "Mixers", "residual": "Residual schemes", "channel": "Channel mixers"}
 SHARED = {"residual": ("What schemes with several streams share", hyper_connections)}
 """Kind -> the title and the module of the equations that several of its blocks share."""
@@ -69,6 +71,8 @@ def _block(block: registry.Block) -> str:
     parts = [f"({block.kind}-{block.name})=", f"## {name}{escaped(block.title)} (`{block.name}`)"]
     if block.source:
         parts.append(f"Source: {escaped(block.source)}.")
+    if (BLOCKS / f"{block.name}.md").exists():
+        parts.append(f"[Where Archzoo departs from it](../blocks/{block.name}.md).")
     if block.sketch:
         title = f"A token's way through {block.title}"
         parts.append(f"```{{image}} sketches/{block.name}.svg\n:alt: {title}\n:width: 360px\n```")

@@ -57,7 +57,8 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
 
     Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
     tables, comparison.csv and figures (PNG, SVG, caption as text); those of an earlier publication are deleted.
-    The section "Findings" of its README.md, which people write, stays. Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
+    The section "Findings" of its README.md, which people write, stays.
+    Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
     The runs may come from their own folders or from what was published of them.
 
     Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
