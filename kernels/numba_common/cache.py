@@ -60,8 +60,10 @@ def cache_folder() -> str | None:
     has a folder of its own.
     """
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.rglob("numba_*/*.py")) + sorted(KERNELS.rglob("numba_*.py")):
-        digest.update(path.read_bytes())
+    # By what they say, not by their names: compiled functions may stand in any file, and any such file imports Numba.
+    for path in sorted(KERNELS.rglob("*.py")):
+        if b"numba" in (source := path.read_bytes()):
+            digest.update(source)
     name = f"numba-{digest.hexdigest()[:16]}"
     return next((str(base / name) for base in _bases() if _is_writable(base / name)), None)
 

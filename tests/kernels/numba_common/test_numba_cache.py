@@ -9,14 +9,20 @@ from numba.core.caching import FunctionCache
 
 from kernels.numba_common import cache
 
+SOURCES = {
+    "numba_common/a.py": "import numba",
+    "ops/b.py": "from kernels.numba_common import compiled",
+    "ops/torch_b.py": "import torch",
+}
+
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch) -> Path:
     """A tree of kernels, whose caches stand in no user's folders."""
-    for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py"):
+    for name, source in SOURCES.items():
         path = tmp_path / "kernels" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("1")
+        path.write_text(source)
     monkeypatch.setattr(cache, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -35,8 +41,8 @@ def test_it_belongs_to_the_sources_of_all_compiled_kernels(place, tree, monkeypa
     base = tree / place if place else tree / "kernels" / "__pycache__"
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(base) if place else "")
     folders = [folder()]
-    for name in ("numba_common/a.py", "ops/numba_b.py", "ops/torch_b.py"):
-        (tree / "kernels" / name).write_text("2")
+    for name, source in SOURCES.items():
+        (tree / "kernels" / name).write_text(f"{source}  # changed")
         folders.append(folder())
     assert len(set(folders[:3])) == 3
     assert folders[3] == folders[2]  # PyTorch's forms have no part in it
