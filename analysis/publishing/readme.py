@@ -156,7 +156,7 @@ def _files(provenance: Provenance) -> Iterator[str]:
         if name in FILES:
             yield f"`{name}`: {FILES[name]}"
         elif name.endswith(".parquet"):
-            yield f"`{name}`: what the probes measured; columns in analysis/loading/probe_tables.py"
+            yield f"`{name}`: what the probes measured; columns in analysis/loading/"
 
 
 def _versions(text: Any) -> str:
