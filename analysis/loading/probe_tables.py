@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FOLDER = "probes"
 RECORD = "probes.json"
 """Written last: the settings, code and machine of the pass that made the tables in the same folder."""
+_TOKEN_OF_RUN = ["experiment", "run", "token"]
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
 
 
@@ -193,8 +194,29 @@ def _is_there(path: Path) -> bool:
         return True
 
 
+def thinned(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return `assignments` with the text of a token at a run's first row of it only; `_read` fills in the rest.
+
+    The texts are half of the file, and say nothing that the numbers of tokens do not.
+    """
+    tokens = frame.groupby(_TOKEN_OF_RUN, sort=False)["text"]
+    if frame["text"].isna().any() or not tokens.transform("first").equals(frame["text"]):
+        return frame
+    return frame.assign(text=frame["text"].where(tokens.cumcount() == 0))
+
+
+def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of many runs with the texts that `thinned` left out."""
+    if not {*_TOKEN_OF_RUN, "text"} <= set(frame.columns) or not frame["text"].isna().any():
+        return frame
+    first = frame.groupby(_TOKEN_OF_RUN, sort=False)["text"].transform("first")
+    return frame.assign(text=frame["text"].fillna(first))
+
+
 def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:
     frame = pd.read_parquet(source.own())
+    if source.shared:
+        frame = _filled(frame)
     keys = [frame[name] for name in ("experiment", "run")] if source.shared else []
     return pd.concat([*keys, _typed(frame, columns)], axis=1)
 

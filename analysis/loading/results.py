@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.errors import ResultsError, unknown
-from analysis.files import write_atomically
+from analysis.files import write_atomically, write_small_table
 from analysis.loading import selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
@@ -25,7 +25,7 @@ from analysis.loading.folders import (
 )
 from analysis.loading.labels import labels
 from analysis.loading.metrics import plausible_mfu, read_metrics
-from analysis.loading.probe_tables import TABLES, read_table, table_columns
+from analysis.loading.probe_tables import TABLES, read_table, table_columns, thinned
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, UNREADABLE, Key, read_folder
 from analysis.loading.split_tables import SPLIT_TABLES, read_split_table
@@ -157,17 +157,25 @@ class Results:
         shown = ["name", "dtype", "unit", "meaning"]
         return pd.DataFrame(columns, columns=list(Column._fields))[shown].set_index("name")
 
-    def to_parquet(self, folder: PathLike) -> list[Path]:
+    def to_parquet(self, folder: PathLike, *, small: bool = False) -> list[Path]:
         """Write runs.parquet, metrics.parquet and the tables of probes that there are, each atomically.
 
-        Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted.
+        Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted. small:
+        in as few bytes as it takes, which takes longer, and without types that pandas alone knows.
         """
         tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, *SPLIT_TABLES)}
         frames = {name: frame for name, frame in tables.items() if not frame.empty}
         for name in tables.keys() - frames.keys():
             (Path(folder) / name).unlink(missing_ok=True)
         frames = {EXPORTED_RUNS: self.runs, EXPORTED_METRICS: self.metrics, **frames}
-        return [write_atomically(Path(folder) / name, frame.to_parquet) for name, frame in frames.items()]
+        if small:
+            if "assignments.parquet" in frames:
+                frames["assignments.parquet"] = thinned(frames["assignments.parquet"])
+            return [write_small_table(frame, Path(folder) / name) for name, frame in frames.items()]
+        return [
+            write_atomically(Path(folder) / name, partial(frame.to_parquet, compression="zstd"))
+            for name, frame in frames.items()
+        ]
 
 
 def load_results(path: PathLike | Iterable[PathLike]) -> Results:

@@ -1,8 +1,10 @@
 """The resolved configurations and the identities of a study's runs, in two files.
 
-configs.yaml has `common`, the settings that all runs share, and `runs`, those in which each run differs. Merged
-recursively, they are a run's config.yaml, except that folders of the machine are cut to their last part.
-identities.json has a line per run: the text whose SHA-256 gives the run's name (its first 12 digits).
+Both have `common`, what all runs share, and `runs`, that in which each run differs; a section that several runs have
+alike stands once, in `parts`, and the runs have its name. Merged recursively, they are a run's config.yaml, except that
+folders of the machine are cut to their last part, and its identity: of that as JSON with sorted keys and without spaces
+the SHA-256 gives the run's name (its first 12 digits). Earlier publications have no `parts`, and their identities.json
+has every run's identity whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from analysis.units import listing
 
 CONFIGS, IDENTITIES = "configs.yaml", "identities.json"
 _HEAD = (
-    "# `common` is the same for all runs, `runs` is what each has beside it (and over it, node by node).\n"
+    "# `common` is the same for all runs, `runs` is what each has beside it (and over it, node by node); `model-2` is\n"
+    "# the section of this name in `parts`.\n"
 )
 Tree = dict[str, Any]
 
@@ -91,33 +94,78 @@ def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tup
 def read(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
     """Read run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
     try:
-        file = _load(folder, CONFIGS)
-        configs = {run: joined(file["common"], own) for run, own in file["runs"].items()}
+        configs = _whole(_load(folder, CONFIGS))
     except (Unreadable, KeyError, AttributeError, TypeError):
         configs = {}
     try:
-        identities = _load(folder, IDENTITIES)
-    except Unreadable:
+        file = _load(folder, IDENTITIES)
+        identities = _whole(file) if "runs" in file else file
+    except (Unreadable, KeyError, AttributeError, TypeError):
         identities = {}
     return configs, identities
 
 
+def _whole(file: Tree) -> dict[str, Tree]:
+    """Return run -> tree of what `_shared` made."""
+    parts = file.get("parts", {})
+
+    def section(key: str, value: Any) -> Any:
+        return parts.get(value, value) if isinstance(value, str) and value.startswith(f"{key}-") else value
+
+    named = {
+        run: {key: section(key, value) for key, value in own.items()} for run, own in file["runs"].items()
+    }
+    return {run: joined(file["common"], own) for run, own in named.items()}
+
+
+def _shared(trees: dict[str, Tree]) -> Tree:
+    """Return `common`, `parts` (if there are any) and `runs` of run -> tree; `_whole` is the inverse."""
+    same = common(list(trees.values()))
+    rest = {run: difference(same, tree) for run, tree in trees.items()}
+    found: dict[tuple[str, str], list[Tree]] = {}  # the sections of equal text
+    for own in rest.values():
+        for key, value in own.items():
+            if isinstance(value, dict):
+                found.setdefault((key, _text(value)), []).append(value)
+    names: dict[tuple[str, str], str] = {}
+    parts: Tree = {}
+    for (key, text), sections in found.items():
+        if len(sections) > 1:
+            name = f"{key}-{1 + sum(other == key for other, _ in names)}"
+            names[key, text], parts[name] = name, sections[0]
+    runs = {
+        run: {
+            key: names.get((key, _text(value)), value) if isinstance(value, dict) else value
+            for key, value in own.items()
+        }
+        for run, own in rest.items()
+    }
+    return {"common": same, **({"parts": parts} if parts else {}), "runs": runs}
+
+
 def write(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
     """Write configs.yaml and identities.json into a folder; returns their paths."""
-    portable = {run: _portable(config) for run, config in configs.items()}
-    shared = common(list(portable.values()))
-    both = {"common": shared, "runs": {run: difference(shared, config) for run, config in portable.items()}}
-    text = yaml.safe_dump(both, sort_keys=False, allow_unicode=True, width=110)
-    lines = [f"{json.dumps(run)}: {_hashed(identity)}" for run, identity in identities.items()]
+    told = _shared({run: _portable(config) for run, config in configs.items()})
+    # leaves in one line, or the settings of 198 runs take 200 kB
+    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
     return [
         write_text(folder / CONFIGS, _HEAD + text),
-        write_text(folder / IDENTITIES, "{\n" + ",\n".join(lines) + "\n}\n"),
+        write_text(folder / IDENTITIES, _lines(_shared(identities))),
     ]
 
 
 def _hashed(identity: Tree) -> str:
     """Return the text whose hash is a run's name."""
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
+
+
+def _lines(told: Tree) -> str:
+    """Return JSON with a line for what is common, for every part and for every run."""
+    blocks = [f'"common": {_hashed(told["common"])}']
+    for name in ("parts", "runs"):
+        rows = ",\n".join(f"{json.dumps(key)}: {_hashed(value)}" for key, value in told.get(name, {}).items())
+        blocks += [f'"{name}": {{\n{rows}\n}}'] if rows else []
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def _portable(value: Any) -> Any:
@@ -165,4 +213,8 @@ def joined(shared: Tree, own: Tree) -> Tree:
 
 def _same(a: Any, b: Any) -> bool:
     """Python takes 1, 1.0 and True for equal; a configuration does not."""
-    return json.dumps(a, default=repr) == json.dumps(b, default=repr)
+    return _text(a) == _text(b)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=repr)

@@ -23,7 +23,7 @@ from analysis.loading import selection
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import PathLike, Results
 from analysis.loading.split_tables import SPLIT_TABLES
-from analysis.plotting.style import save
+from analysis.plotting.style import keep_lighter, save
 from analysis.publishing import configurations, provenance
 from analysis.publishing.folder import target
 from analysis.publishing.provenance import Provenance, without_paths
@@ -56,8 +56,9 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     """Write a study into the folder ``published``/EXPERIMENT and return that; `load_results` reads it back.
 
     Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
-    tables, comparison.csv and figures (PNG, SVG, caption as text); those of an earlier publication are deleted.
-    The section "Findings" of its README.md, which people write, stays.
+    tables, comparison.csv and figures (SVG or PNG, which is smaller, and the caption as text); those of an earlier
+    publication are deleted. All files are as small as they can be: they are committed. The section
+    "Findings" of its README.md, which people write, stays.
     Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
     The runs may come from their own folders or from what was published of them.
 
@@ -81,7 +82,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         (folder / README).unlink(
             missing_ok=True
         )  # without it, a publication that was killed is recognised as incomplete
-        files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
+        files = [*shown.to_parquet(folder, small=True), *configurations.write(folder, configs, identities)]
         files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
         if len(results.selection):
             write = partial(results.selection.to_csv, index=False)
@@ -92,8 +93,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         provenance.write(folder, facts)
         for name in earlier - set(names):
             (folder / name).unlink(missing_ok=True)
-        drawn = [one.name for one in figures]
-        write_text(folder / README, readme(shown, facts, drawn, warnings, said, written))
+        write_text(folder / README, readme(shown, facts, warnings, said, written))
     return folder
 
 
@@ -141,7 +141,7 @@ class _Drawn:
 
     def write(self, folder: Path) -> list[Path]:
         return [
-            *save(self.figure, folder / self.name),
+            keep_lighter(*save(self.figure, folder / self.name)),
             write_text(folder / f"{self.name}.txt", self.caption + "\n"),
         ]
 

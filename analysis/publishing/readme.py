@@ -16,11 +16,11 @@ from analysis.units import engineering
 
 FINDINGS = "## Findings"
 """Heading of the section that people write and that a later publication keeps: an entry a question."""
-
+PICTURES = (".png", ".svg")
 FILES = {
     "README.md": "this page, written by `job=publish`",
     "configs.yaml": "the resolved configuration of every run: `common`, and in `runs` what each has beside it",
-    "identities.json": "what each run's name is a hash of (the first 12 digits of the SHA-256 of the text after it)",
+    "identities.json": "what each run's name is a hash of, laid out as configs.yaml is",
     "provenance.json": "this page's facts that stand in no table",
     "runs.parquet": "one row a run; columns in analysis/README.md",
     "metrics.parquet": "every row of the runs' metrics.csv",
@@ -34,7 +34,6 @@ FILES = {
 def readme(
     results: Results,
     provenance: Provenance,
-    figures: Iterable[str],
     warnings: Iterable[str],
     said: Iterable[Answer] = (),
     written: str = "",
@@ -64,7 +63,11 @@ def readme(
         _points(
             [
                 *_files(provenance),
-                *(f"`{name}.png`, `.svg`, `.txt`: a figure, its caption" for name in figures),
+                *(
+                    f"`{name}`, `.txt`: a figure, its caption"
+                    for name in provenance.files
+                    if name.endswith(PICTURES)
+                ),
             ]
         ),
     ]
