@@ -195,7 +195,7 @@ def _is_there(path: Path) -> bool:
 
 
 def thinned(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `assignments` with the text of a token at a run's first row of it only; `_read` fills in the rest.
+    """Return `assignments` with the text of a token at a run's first row of it only; `filled` is the inverse.
 
     The texts are half of the file, and say nothing that the numbers of tokens do not.
     """
@@ -205,7 +205,7 @@ def thinned(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(text=frame["text"].where(tokens.cumcount() == 0))
 
 
-def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+def filled(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of many runs with the texts that `thinned` left out."""
     if not {*_TOKEN_OF_RUN, "text"} <= set(frame.columns) or not frame["text"].isna().any():
         return frame
@@ -216,7 +216,7 @@ def _filled(frame: pd.DataFrame) -> pd.DataFrame:
 def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:
     frame = pd.read_parquet(source.own())
     if source.shared:
-        frame = _filled(frame)
+        frame = filled(frame)
     keys = [frame[name] for name in ("experiment", "run")] if source.shared else []
     return pd.concat([*keys, _typed(frame, columns)], axis=1)
 

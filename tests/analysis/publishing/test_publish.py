@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from analysis import ResultsError, load_results
+from analysis.files import write_small_table
+from analysis.loading.probe_tables import filled, thinned
 from analysis.publishing import configurations
 from analysis.publishing import publish as publishing
 from analysis.publishing.provenance import Pass, Provenance, probing, without_paths
@@ -50,7 +52,10 @@ def test_published_results_read_back_without_this_machines_paths(tmp_path, write
     assert str(tmp_path).encode() not in content
     assert b"/home/me" not in content
     assert "Trained on pydocs" in (folder / "loss_against_tokens.txt").read_text()
-    assert {path.suffix for path in folder.glob("loss_against_tokens.*")} == {".png", ".svg", ".txt"}
+    picture, text = sorted(path.suffix for path in folder.glob("loss_against_tokens.*"))
+    assert picture in (".png", ".svg")
+    assert text == ".txt"
+    assert f"- `loss_against_tokens{picture}`, `.txt`: a figure" in (folder / "README.md").read_text()
     configs, _ = configurations.read(folder)
     assert configs == {
         run.name: {"data": {"path": "wiki", "cache_dir": "cache"}, "lr": 1e-3, "names": ["a", "c"]}
@@ -96,12 +101,9 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
         "runs from different commits",
     ):
         assert told in page, told
-    identities = json.loads((folder / "identities.json").read_text())
+    _, identities = configurations.read(folder)
     for path in probed_runs.iterdir():
         assert identities[path.name] == json.loads((path / "identity.json").read_text())
-    line = (folder / "identities.json").read_text().splitlines()[1]
-    run, text = line.rstrip(",").split(": ", 1)
-    assert hashlib.sha256(text.encode()).hexdigest()[:12] == hash_of(identities[json.loads(run)])
 
 
 FINDINGS = "## Findings\n\n### Why?\n\nIt is 3.\n<!-- check exp/comparison.csv\nIt is #. | count lr\n-->"
@@ -146,12 +148,6 @@ def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run
 )
 def test_of_absolute_paths_the_last_part_is_left_and_relative_ones_stay(text, left):
     assert without_paths(text) == left
-
-
-def hash_of(identity):
-    return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[
-        :12
-    ]
 
 
 @pytest.mark.slow
@@ -348,6 +344,64 @@ def test_shared_and_own_parts_of_configurations_make_them_whole():
         assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
     assert configurations.common([NESTED[0]]) == NESTED[0]
     assert configurations.difference(NESTED[0], NESTED[0]) == {}
+
+
+def test_sections_that_runs_share_stand_once_and_are_read_back(tmp_path):
+    configs = {
+        "a": {
+            "model": {"width": 1, "mixer": {"heads": 2}},
+            "data": {"name": "x"},
+            "name": "model-1",
+            "seed": 0,
+        },
+        "b": {
+            "model": {"width": 1, "mixer": {"heads": 2}},
+            "data": {"name": "y"},
+            "name": "other",
+            "seed": 1,
+        },
+        "c": {
+            "model": {"width": 1.0, "mixer": {"heads": 4}},
+            "data": {"name": "x"},
+            "name": "model-1",
+            "seed": 2,
+        },
+    }
+    configurations.write(tmp_path, configs, configs)
+    for read in configurations.read(tmp_path):
+        assert json.dumps(read, sort_keys=True) == json.dumps(configs, sort_keys=True)
+    for name in (configurations.CONFIGS, configurations.IDENTITIES):
+        text = (tmp_path / name).read_text()
+        assert (text.count("data-1"), text.count("data-2")) == (
+            3,
+            0,
+        )  # a section of one run stays in its place
+    old = {run: {"seed": config["seed"]} for run, config in configs.items()}
+    (tmp_path / configurations.IDENTITIES).write_text(
+        json.dumps(old)
+    )  # as it was before sections were shared
+    assert configurations.read(tmp_path)[1] == old
+
+
+def test_small_tables_hold_the_same_values(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "run": ["a"] * 3 + ["b"] * 3,
+            "token": pd.array([7, 8, 7, 7, 8, 8], dtype="Int64"),
+            "text": ["x", " ", "x", "y", "", ""],
+            "value": [0.1, -0.0, float("nan"), float("inf"), 5e-324, 0.3],
+            "count": pd.array([1, None, 3, 4, 5, 2**40], dtype="Int64"),
+            "right": pd.array([True, None, False, True, True, True], dtype="boolean"),
+        }
+    ).assign(experiment="exp")
+    read = pd.read_parquet(write_small_table(frame, tmp_path / "table.parquet"))
+    pd.testing.assert_frame_equal(read.astype(frame.dtypes.to_dict()), frame, check_exact=True)
+    assert not math.copysign(1, read["value"][1]) > 0
+    thin = thinned(frame)
+    assert thin["text"].isna().tolist() == [False, False, True, False, False, True]
+    assert filled(thin)["text"].tolist() == frame["text"].tolist()
+    odd = frame.assign(text=["x", " ", "z", "y", "", ""])  # a token with two texts: all of them stay
+    assert thinned(odd)["text"].tolist() == odd["text"].tolist()
 
 
 def test_what_a_study_says_of_its_models_takes_the_choice_of_the_test_text_into_account(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.program import ROOT, Lab
 
 from analysis import load_results
 from analysis.comparing.task_levels import LEVELS
-from analysis.publishing import configurations
+from analysis.publishing import configurations, provenance
 from analysis.publishing.publish import missing_parts
 from experiments.data.config import DataConfig
 from experiments.data.task_set import TaskSet
@@ -85,6 +86,40 @@ def test_a_folder_without_its_readme_is_seen(tmp_path):
     study = shutil.copytree(next(path for path in STUDIES if path.name == "sinks"), tmp_path / "sinks")
     (study / "README.md").unlink()
     assert "no README.md" in missing_parts(study)
+
+
+def figures_of(study: Path) -> tuple[set[str], set[str]]:
+    """The figures that a study was published with: those whose picture was kept, and those that its README names."""
+    page = (study / "README.md").read_text()
+    (rest,) = re.findall(
+        r"^- not here: (.*); `python run\.py job=report runs=results/published/(\w+)` draws", page, re.M
+    ) or [("", study.name)]
+    names, place = rest
+    assert place == study.name
+    return {path.stem for path in study.glob("*.[ps][nv]g")}, set(re.findall(r"`(\w+)`", names))
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+def test_every_figure_of_a_study_is_there_or_said_to_be_drawn_again(study):
+    kept, rest = figures_of(study)
+    asked = re.search(r"figures=\[([\w,]*)\]", provenance.read(study).command)
+    assert kept | rest == set(asked[1].split(",") if asked else ())
+    assert not kept & rest
+    assert len(kept) <= 3
+    assert {path.stem for path in study.glob("*.txt")} == kept
+
+
+@pytest.mark.slow
+def test_a_report_draws_the_figures_that_were_not_kept(lab: Lab):
+    """From the tables of the study alone, by the command of its README."""
+    study = next(path for path in STUDIES if path.name == "papers_recall")
+    kept, rest = figures_of(study)
+    assert len(rest) == 2
+    place = shutil.copytree(study, lab.results / "published" / study.name)
+    done = lab.here("job=report", f"runs={place}")
+    assert (done.status, done.err) == (0, "")
+    for suffix in (".png", ".svg", ".csv"):
+        assert kept | rest <= {path.stem for path in (place / "report" / "figures").glob(f"*{suffix}")}
 
 
 @pytest.mark.slow
