@@ -21,6 +21,7 @@ import pandas as pd
 
 from analysis.errors import NoData, ResultsError
 from analysis.gallery import listed
+from analysis.loading.probe_tables import filled
 from analysis.loading.results import load_results
 
 SOURCE = re.compile(
@@ -89,7 +90,7 @@ def _stored(place: Path) -> pd.DataFrame:
         raise ResultsError(f"no table {_name(path)}; there {_are(there)}")
     if path.suffix == ".csv":
         return pd.read_csv(path)
-    return _with_runs(pd.read_parquet(path), path.with_name("runs.parquet"))
+    return _with_runs(filled(pd.read_parquet(path)), path.with_name("runs.parquet"))
 
 
 def _with_runs(table: pd.DataFrame, runs: Path) -> pd.DataFrame:
