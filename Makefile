@@ -40,7 +40,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 check-numbers: $(STAMP)
-	$(PY) -m analysis.number_checks README.md docs/*.md docs/blocks/*.md results/README.md results/published/*/README.md
+	$(PY) -m analysis.evidence.number_checks README.md docs/*.md docs/blocks/*.md results/README.md results/published/*/README.md
 
 docs: $(DOCS)
 	$(PY) -m sphinx -W --keep-going -q -b html docs .docs

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from experiments.jobs import Job
-from experiments.system import interrupts
+from experiments.system import signals
 
 
 def runs_of(config) -> str:
@@ -14,7 +14,7 @@ def runs_of(config) -> str:
 
 def report(config) -> None:
     """Compare the runs of an experiment on one HTML page. Raises UserError where its runs cannot be read."""
-    with interrupts.loading():
+    with signals.loading():
         from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
 
@@ -32,8 +32,8 @@ def publish(config) -> None:
     Raises UserError where the runs cannot be read or a part of what is published is missing.
     """
     from analysis import ResultsError, load_results
-    from analysis.block_verdict.verdict_page import FOLDER, publish_verdict
-    from analysis.publishing.publish import Publication, publish
+    from analysis.publishing import Publication, publish
+    from analysis.verdict_page.page import FOLDER, publish_verdict
     from experiments.system import machine
     from zoo import UserError
 
@@ -64,11 +64,12 @@ def claims(config) -> None:
     compared with the published ledger unless runs are given. Raises RunFailed for a number outside its published
     interval, UserError for claims that there are not and for tables or runs that cannot be read.
     """
-    with interrupts.loading():
-        from analysis import ResultsError, ledger, load_results
-    from experiments.claims import measure_claims
-    from experiments.runs.folders import RunFailed
-    from experiments.system.paths import ROOT
+    with signals.loading():
+        from analysis import ResultsError, load_results
+        from analysis.evidence import ledger
+    from experiments.evidence import measure_claims
+    from experiments.runs import RunFailed
+    from experiments.system.machine import ROOT
     from zoo import UserError
 
     places = [Path(config.results) / "published", ROOT / "results" / "published"]
@@ -94,9 +95,10 @@ def headlines(config) -> None:
 
     Raises UserError for tables that cannot be read or written.
     """
-    with interrupts.loading():
-        from analysis import ResultsError, headlines
-    from experiments.system.paths import ROOT
+    with signals.loading():
+        from analysis import ResultsError
+        from analysis.evidence import headlines
+    from experiments.system.machine import ROOT
     from zoo import UserError
 
     places = [Path(config.results) / "published", ROOT / "results" / "published"]
@@ -110,8 +112,8 @@ def headlines(config) -> None:
 
 def judge_papers(config) -> None:
     """Print the verdicts on the papers' headlines, from the runs in RESULTS where there are some."""
-    from analysis import headlines
-    from experiments.system.paths import ROOT
+    from analysis.evidence import headlines
+    from experiments.system.machine import ROOT
 
     found = headlines.judge_all([Path(config.results), ROOT / "results" / "published"])
     print("\n".join(headlines.lines(found)))
@@ -126,7 +128,7 @@ def draw_suite(config) -> None:
 
 def draw_stages(config) -> None:
     """Draw figures of the tables that job=gpu wrote."""
-    from experiments.gpu.stage_settings import Settings
+    from experiments.gpu.settings import Settings
 
     for suite in ("kernels", "models"):
         draw(Settings.of(config).published / f"{suite}.csv")
@@ -147,7 +149,7 @@ def list_figures(config) -> None:
 
     if config.show not in (None, FIGURES):
         return
-    with interrupts.loading():
+    with signals.loading():
         from analysis.gallery import listed
     rows = [(entry.name, entry.section, entry.title) for entry in listed()]
     print_table(
@@ -158,7 +160,7 @@ def list_figures(config) -> None:
 def write_verdict(config) -> None:
     """Write the report of what a verdict trained, and the verdict's page. Raises UserError where tables are missing."""
     from analysis import ResultsError, load_results, write_report
-    from analysis.block_verdict.verdict_page import lines, write_verdict
+    from analysis.verdict_page.page import lines, write_verdict
     from experiments.jobs.verdict import named
     from zoo import UserError
 
@@ -218,7 +220,7 @@ AFTER = {
 }
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()
+    signals.exit_at_once()
     from experiments.cli import main
 
     sys.exit(main(JOBS, AFTER))

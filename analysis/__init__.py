@@ -11,9 +11,9 @@ from importlib import import_module
 
 _HOME = {
     "Results": "analysis.loading.results",
-    "ResultsError": "analysis.errors",
-    "across_machines": "analysis.caveats.machines",
-    "comparison_text": "analysis.comparing.comparison_table",
+    "ResultsError": "analysis.files",
+    "across_machines": "analysis.caveats",
+    "comparison_text": "analysis.comparing.tables",
     "load_results": "analysis.loading.results",
     "write_report": "analysis.report",
 }

@@ -24,16 +24,13 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from analysis import figures
-from analysis.comparing.matching import with_marks
-from analysis.errors import NoData, ResultsError, unknown
+from analysis.comparing.equal_terms import with_marks
 from analysis.figure_entry import Entry, report_order
-from analysis.files import write_atomically
+from analysis.files import NoData, ResultsError, unknown, write_atomically
 from analysis.loading.columns import RUN_COLUMNS
-from analysis.loading.probe_tables import TABLES, advice
-from analysis.loading.probed_steps import probed_steps, steps_text
-from analysis.loading.results import Results
-from analysis.plotting.series_marks import mark_series
-from analysis.plotting.style import figure_note, save, table_styles
+from analysis.loading.probes import probed_steps, steps_text
+from analysis.loading.results import TABLES, Results, advice
+from analysis.plotting.style import figure_note, mark_series, save, table_styles
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.configuration import hydra_errors
+from experiments.configuration import explain
 from experiments.configuration.compose import compose
 from experiments.configuration.schema import Config
-from experiments.data.task_registry import PACKAGE
+from experiments.data.tasks_base import PACKAGE
 from experiments.jobs import Job, all_jobs, find_job, register
-from experiments.runs.folders import RunFailed
-from experiments.system import interrupts, os_errors
+from experiments.runs import RunFailed
+from experiments.system import machine, signals
 from zoo.errors import UserError
 from zoo.registry import left_out
 
@@ -41,7 +41,7 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
         register(job)
     try:
         sys.argv[1:] = spelled_out(sys.argv[1:])
-        with interrupts.raising(), _terminable():
+        with signals.raising(), _terminable():
             for line in [*left_out(), *left_out(PACKAGE)]:
                 _notify(line)
             perform(compose(describe_jobs, _notify), after or {})
@@ -51,15 +51,15 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
     except UserError as error:
         return _complain(error, 2)
     except (HydraException, OmegaConfBaseException) as error:
-        return _complain(hydra_errors.explain(error), 2)
+        return _complain(explain.explain(error), 2)
     except BrokenPipeError:  # `| head` has read enough
         _drop_output()
         return 141
     except OSError as error:
         _drop_output()
-        return _complain(os_errors.explain(error), 2)
+        return _complain(machine.explain(error), 2)
     except KeyboardInterrupt as stop:
-        return _complain(interrupts.INTERRUPTED, 143 if isinstance(stop, Terminated) else interrupts.STATUS)
+        return _complain(signals.INTERRUPTED, 143 if isinstance(stop, Terminated) else signals.STATUS)
     return 0
 
 
@@ -147,9 +147,9 @@ def _drop_output() -> None:
 
 
 def _notify(text: str) -> None:
-    print(f"notice: {os_errors.one_line(text)}", file=sys.stderr, flush=True)
+    print(f"notice: {machine.one_line(text)}", file=sys.stderr, flush=True)
 
 
 def _complain(error: object, status: int) -> int:
-    print(f"error: {os_errors.one_line(error)}", file=sys.stderr)
+    print(f"error: {machine.one_line(error)}", file=sys.stderr)
     return status

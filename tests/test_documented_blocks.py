@@ -12,7 +12,7 @@ import torch
 from support.tree_copy import contents, copy_tree, python, shown
 
 from experiments.configuration.schema import Config
-from experiments.data import TASKS, TaskSet, task_registry
+from experiments.data import TASKS, TaskSet, tasks_base
 from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, registry
 
@@ -117,13 +117,13 @@ def task_files(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(task_registry, "PACKAGE", folder.name)
+    monkeypatch.setattr(tasks_base, "PACKAGE", folder.name)
     monkeypatch.setattr(registry, "_left_out", {})
 
     def put(**sources: str) -> set[str]:
         for name, source in sources.items():
             (folder / f"{name}.py").write_text(source, encoding="utf-8")
-        task_registry.discover()
+        tasks_base.discover()
         return TASKS.keys() - known.keys()
 
     yield put

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.context_parallel import Shard, operations, total
+from zoo import context_parallel
+from zoo.context_parallel import Shard, total
 
 if TYPE_CHECKING:
     from zoo.probes.events import Probe
@@ -146,7 +147,7 @@ class Context:
         """
         if self.shard is None:
             return read(*queries, *keys, cu_seqlens=self.cu_seqlens)
-        return operations.by_keys(lambda *x, **o: (read(*x, **o), {}), queries, keys, self.shard)[0]
+        return context_parallel.by_keys(lambda *x, **o: (read(*x, **o), {}), queries, keys, self.shard)[0]
 
     def by_keys_with_losses(
         self, read: Callable[..., tuple[Tensor, Losses]], queries: Tensors, keys: Tensors
@@ -159,7 +160,7 @@ class Context:
         """
         if self.shard is None:
             return read(*queries, *keys, cu_seqlens=self.cu_seqlens)
-        return operations.by_keys(read, queries, keys, self.shard)
+        return context_parallel.by_keys(read, queries, keys, self.shard)
 
     def by_heads(self, read: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
         """`read(*inputs, cu_seqlens=...)`; in a shard of some heads over the whole batch's time.
@@ -169,7 +170,7 @@ class Context:
         """
         if self.shard is None:
             return read(*inputs, cu_seqlens=self.cu_seqlens)
-        return operations.by_heads(read, inputs, self.shard)
+        return context_parallel.by_heads(read, inputs, self.shard)
 
     def inputs_before(self, x: Tensor, count: int) -> Tensor | None:
         """The `count` inputs before each sequence of a shard: x [B, t, D] -> [n, D, count], oldest first; else None.
@@ -177,7 +178,9 @@ class Context:
         Zeros where the sequence had not begun. As `state` of `kernels.short_conv`. Raises UserError for a shard of
         fewer tokens than that.
         """
-        return None if self.shard is None or not count else operations.inputs_before(x, count, self.shard)
+        return (
+            None if self.shard is None or not count else context_parallel.inputs_before(x, count, self.shard)
+        )
 
     def delta_state_before(self, operation: Callable[..., tuple], inputs: tuple) -> Tensor | None:
         """The states [n, ..., K, V] before the sequences of a shard, as `initial_state`; None where unsharded.
@@ -185,7 +188,9 @@ class Context:
         operation: linear in its state and values, such as `kernels.delta_rule` and `kernels.memory_mixture`; inputs:
         its tensors [B, t, ...], (q, k, v, ...) with v [B, t, ..., V].
         """
-        return None if self.shard is None else operations.delta_state_before(operation, inputs, self.shard)
+        return (
+            None if self.shard is None else context_parallel.delta_state_before(operation, inputs, self.shard)
+        )
 
     def mesa_state_before(
         self, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
@@ -194,7 +199,7 @@ class Context:
 
         k [B, t, H, K], v [B, t, H, V], g and beta [B, t, H] as `kernels.mesa` takes them; at least fp32.
         """
-        return None if self.shard is None else operations.mesa_state_before(k, v, g, beta, self.shard)
+        return None if self.shard is None else context_parallel.mesa_state_before(k, v, g, beta, self.shard)
 
     def cross_entropy(
         self, logits: Tensor, targets: Tensor, ignore_index: int = -100, count: Tensor | None = None
@@ -207,7 +212,7 @@ class Context:
         """
         logits, targets = logits.flatten(0, 1), targets.flatten()
         if self.shard is not None:
-            return operations.cross_entropy(logits, targets, ignore_index, count, self.shard)
+            return context_parallel.cross_entropy(logits, targets, ignore_index, count, self.shard)
         if count is None:
             return F.cross_entropy(logits, targets, ignore_index=ignore_index)
         return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum") / count

@@ -1,7 +1,7 @@
 """A model's cost: parameters, FLOPs a token, decode-state bytes; computed from the built module, never by hand.
 
 The module is built on the meta device (`zoo.model.on_meta`: no memory, no arithmetic) and PyTorch's FLOP counter counts
-its matmuls and attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention
+its matmuls and attention calls, by the formulas of kernels.autograd: a multiply-add is two FLOPs, and causal attention
 counts all T×T scores. Elementwise work and short convolutions are not counted. Routed attention is counted at balanced
 routing.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 from zoo.context import Context
 from zoo.model import LanguageModel
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def write_atomic(path: Path, content: bytes | memoryview | str) -> None:
@@ -28,3 +33,72 @@ def write_atomic(path: Path, content: bytes | memoryview | str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write plain values as readable JSON, atomically."""
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+# A checkpoint as a folder: every process's shards as safetensors, and the rest of it; no pickles.
+#
+# shard-*.safetensors   parts of tensors, as torch.distributed.checkpoint lays them out
+# rest.pt               everything else, with a marker in the place of every sharded tensor
+# model.json            the model's card
+# index.json            the bytes of the other files: where one has another size, the checkpoint is damaged
+
+REST, INDEX = "rest.pt", "index.json"
+_NAME = "__sharded__"
+
+
+def marker(name: str, x: Tensor) -> dict[str, Any]:
+    """Return the placeholder in rest.pt for a sharded tensor x [...]: its name, whole shape and dtype."""
+    return {_NAME: name, "shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
+
+
+def read_rest(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint with placeholders for its sharded tensors. Raises OSError for a file of the wrong size."""
+    for name, size in json.loads((folder / INDEX).read_text(encoding="utf-8")).items():
+        if (folder / name).stat().st_size != size:
+            raise OSError(f"{folder / name} does not have the {size} bytes that were written")
+    return torch.load(folder / REST, map_location="cpu", weights_only=True)
+
+
+def read_tensors(folder: Path, found: Any, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
+    """Return `found`, a part of what `read_rest` returned, with its placeholders replaced by tensors.
+
+    empty: shape, dtype -> the tensor that is read into: a whole one, or a DTensor, of which only the own part is read.
+    """
+    places: dict[str, Tensor] = {}
+
+    def place(mark: dict[str, Any]) -> Tensor:
+        return places.setdefault(mark[_NAME], empty(mark["shape"], getattr(torch, mark["dtype"])))
+
+    filled = replace(found, lambda x: isinstance(x, dict) and _NAME in x, place)
+    if places:
+        # Late: it takes a third of a second, and only sharded checkpoints need it.
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+        with warnings.catch_warnings():  # that there is one process, which is as it should be
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)))
+    return filled
+
+
+def read_whole(folder: Path, key: str) -> Any:
+    """One entry of a checkpoint with whole tensors on the CPU, in a process of its own."""
+    return read_tensors(folder, read_rest(folder)[key], lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+
+
+def replace(x: Any, wanted: Callable[[Any], bool], new: Callable[..., Any], name: str | None = None) -> Any:
+    """A copy of nested dicts and lists with new(x) for all that is `wanted`; new(name, x) where a name is given.
+
+    name: the keys on the way to x, joined by dots.
+    """
+    if wanted(x):
+        return new(x) if name is None else new(name, x)
+
+    def inner(key: Any) -> str | None:
+        return None if name is None else f"{name}.{key}".lstrip(".")
+
+    if isinstance(x, dict):
+        return type(x)((k, replace(v, wanted, new, inner(k))) for k, v in x.items())
+    if isinstance(x, list | tuple):
+        return type(x)(replace(v, wanted, new, inner(i)) for i, v in enumerate(x))
+    return x

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.context import Context
-from zoo.modules.states import state_bytes
+from zoo.modules.caches import state_bytes
 
 NOT_BY_STEPS = ("varlen", "flash_attn")
 """Backends that compute whole sequences alone: `Dims.step_backend` says why."""
@@ -70,7 +70,7 @@ class Mixer(nn.Module, ABC):
 
     x arrives normalised (the norm belongs to the layer). Auxiliary losses are returned as scalars by name, never kept
     in attributes; `aux_weights` gives each name's weight in the training loss. A decode state is made of tensors
-    [B, ...] and caches (zoo.modules.states); `extend`, over a sequence cut in any way, must equal `forward` in
+    [B, ...] and caches (zoo.modules.caches); `extend`, over a sequence cut in any way, must equal `forward` in
     evaluation mode.
 
     A mixer is made as `cls(config, dims)`. Raises UserError for options that do not suit it or the model's sizes, which

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
-from zoo.files import write_atomic, write_json
+from zoo.files import read_whole, write_atomic, write_json
 from zoo.model import LanguageModel
-from zoo.sharded_files import read_whole
 
 WEIGHTS, CARD = "model.safetensors", "model.json"
 FORMAT = 1

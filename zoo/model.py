@@ -19,8 +19,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
-from zoo.recompute import Recompute
-from zoo.recompute.modes import Layers
+from zoo.recompute import Layers, Recompute
 
 
 class Layer(nn.Module):

@@ -10,12 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures, select_axis
+from analysis.loading.probes import probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line, length_axis
-from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
-from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.intervals import over_seeds
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    absent_text,
+    band_text,
+    labels_with_data,
+    new_figure,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

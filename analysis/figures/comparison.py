@@ -7,14 +7,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.comparing.comparison_table import compare, ranking_metric
-from analysis.errors import NoData
+from analysis.comparing.tables import compare, ranking_metric
 from analysis.figure_entry import TEXT, Entry
-from analysis.loading.rate_sweeps import unique_seeds
+from analysis.files import NoData
+from analysis.loading.probes import unique_seeds
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_interval, row_axis
-from analysis.plotting.captions import provenance_text, test_set_text
-from analysis.plotting.style import INK, new_figure, styled, table_styles
+from analysis.plotting.style import INK, new_figure, provenance_text, styled, table_styles, test_set_text
 
 FIGURES = (
     Entry(

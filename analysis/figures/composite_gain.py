@@ -7,23 +7,28 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.files import listing
+from analysis.loading.probes import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
-from analysis.plotting.captions import band_text, provenance_text
-from analysis.plotting.depth_panels import (
+from analysis.plotting.axes import (
     ROUNDING,
     depth_panels,
+    draw_line,
     drawn_depths,
     left_out_text,
     log_gains,
     sub_block,
     with_series,
 )
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import styled, table_styles
-from analysis.significance.intervals import over_seeds
-from analysis.units import listing
+from analysis.plotting.style import (
+    band_text,
+    legend_below,
+    legend_entries,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -10,13 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.bench_tables import read_bench
+from analysis.files import NoData
 from analysis.loading.results import Results
+from analysis.loading.tables import read_bench
 from analysis.plotting.axes import length_axis, plain_log_ticks
-from analysis.plotting.legends import legend_below
-from analysis.plotting.style import INK, SeriesStyle, new_figure, series_styles, styled
+from analysis.plotting.style import INK, SeriesStyle, legend_below, new_figure, series_styles, styled
 
 FIGURES = (
     Entry(

@@ -8,18 +8,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.comparing.comparison_table import ranking_metric
-from analysis.comparing.matching import MATCHED
-from analysis.errors import NoData
+from analysis.comparing.equal_terms import MATCHED
+from analysis.comparing.tables import ranking_metric
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData, listing
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text, rates_text, test_set_text
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.intervals import pareto_front
-from analysis.units import listing
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    legend_below,
+    legend_entry,
+    new_figure,
+    provenance_text,
+    rates_text,
+    styled,
+    table_styles,
+    test_set_text,
+)
+from analysis.statistics import pareto_front
 
 FIGURES = (
     Entry(

@@ -9,17 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.errors import NoData
 from analysis.figure_entry import TEXT, Entry
-from analysis.loading.probe_measures import probe_measures, select_axis
-from analysis.loading.probe_tables import advice
-from analysis.loading.results import Results
+from analysis.files import NoData, listing
+from analysis.loading.probes import probe_measures, select_axis
+from analysis.loading.results import Results, advice
 from analysis.plotting.axes import draw_line, length_axis
-from analysis.plotting.captions import band_text, provenance_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import INK, new_figure, styled, table_styles
-from analysis.significance.intervals import over_seeds
-from analysis.units import listing
+from analysis.plotting.style import (
+    INK,
+    band_text,
+    legend_below,
+    legend_entries,
+    new_figure,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -7,15 +7,22 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import plain_log_ticks
-from analysis.plotting.captions import provenance_text, rates_text
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import INK, new_figure, styled, table_styles
-from analysis.significance.intervals import over_seeds
+from analysis.plotting.style import (
+    INK,
+    legend_below,
+    legend_entry,
+    new_figure,
+    provenance_text,
+    rates_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

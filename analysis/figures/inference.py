@@ -9,14 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.bench_tables import read_bench
+from analysis.files import NoData, listing
 from analysis.loading.results import Results
+from analysis.loading.tables import read_bench
 from analysis.plotting.axes import byte_axis, length_axis, plain_log_ticks
-from analysis.plotting.legends import legend_below
-from analysis.plotting.style import SeriesStyle, new_figure, save, series_styles, styled
-from analysis.units import listing
+from analysis.plotting.style import SeriesStyle, legend_below, new_figure, save, series_styles, styled
 
 FILE = "inference.csv"
 BATCHES = (1, 8)

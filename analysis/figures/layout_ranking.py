@@ -11,17 +11,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from analysis.comparing.comparison_table import ranking_metric
-from analysis.errors import NoData
+from analysis.comparing.tables import ranking_metric
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
+from analysis.files import NoData
 from analysis.loading.columns import RATES, SETTING_COLUMNS
-from analysis.loading.rate_sweeps import best_rates
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_interval, row_axis
-from analysis.plotting.captions import provenance_text, rates_text, test_set_text
-from analysis.plotting.legends import legend_below
-from analysis.plotting.style import FAINT, panels, styled, table_styles
+from analysis.plotting.style import (
+    FAINT,
+    legend_below,
+    panels,
+    provenance_text,
+    rates_text,
+    styled,
+    table_styles,
+    test_set_text,
+)
 
 FIGURES = (
     Entry(

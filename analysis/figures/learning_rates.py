@@ -10,16 +10,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.comparing.comparison_table import interval_text
-from analysis.errors import NoData
+from analysis.comparing.tables import interval_text
 from analysis.figure_entry import TEXT, Entry
-from analysis.loading.rate_sweeps import best_rates, sweeps_as_models, validation_losses
+from analysis.files import NoData, listing
+from analysis.loading.probes import best_rates, sweeps_as_models, validation_losses
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import new_figure, styled, table_styles
-from analysis.significance.intervals import estimate
-from analysis.units import listing
+from analysis.plotting.style import (
+    legend_below,
+    legend_entry,
+    new_figure,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import estimate
 
 FIGURES = (
     Entry(

@@ -6,17 +6,26 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import units
+from analysis import files
 from analysis.figure_entry import Entry
-from analysis.loading.blocks import plural
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.loading.columns import plural
+from analysis.loading.probes import SUMMARY, probe_measures, select_axis, with_routers
 from analysis.loading.results import Results
-from analysis.loading.routing import with_routers
 from analysis.plotting.axes import draw_line, whole_ticks
-from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.intervals import over_seeds, single_heads
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    band_text,
+    dots_text,
+    legend_below,
+    legend_entries,
+    new_figure,
+    provenance_text,
+    split_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds, single_heads
 
 FIGURES = (
     Entry(
@@ -96,6 +105,6 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "
         "each with its own order of loads; bands: all of them. Dotted: perfect balance. First and further choices "
-        f"count alike, on {split_text(table)}: {units.whole(table['count'].max())} choices a head. "
+        f"count alike, on {split_text(table)}: {files.whole(table['count'].max())} choices a head. "
         f"{'; '.join(models)}. {provenance_text(table)}"
     )

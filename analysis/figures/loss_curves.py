@@ -9,16 +9,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from analysis.caveats.speeds import conditions
-from analysis.errors import NoData
+from analysis.caveats import conditions
 from analysis.figure_entry import TEXT, Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData, listing
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text, rates_text
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.intervals import curves_over_seeds
-from analysis.units import listing
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    legend_below,
+    legend_entry,
+    new_figure,
+    provenance_text,
+    rates_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import curves_over_seeds
 
 FIGURES = (
     Entry(

@@ -9,14 +9,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figure_entry import Entry
+from analysis.files import listing
+from analysis.loading.probes import mutual_information, routing_rows
 from analysis.loading.results import Results
-from analysis.loading.routing import mutual_information, routing_rows
 from analysis.plotting.axes import draw_line, whole_ticks
-from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
-from analysis.plotting.legends import legend_below
-from analysis.plotting.style import INK, SeriesStyle, panels, styled, table_styles
-from analysis.significance.intervals import over_seeds, single_heads
-from analysis.units import listing
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    band_text,
+    dots_text,
+    legend_below,
+    panels,
+    provenance_text,
+    split_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds, single_heads
 
 FIGURES = (
     Entry(

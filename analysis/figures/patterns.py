@@ -12,15 +12,12 @@ from matplotlib.colors import is_color_like, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.blocks import blocks
+from analysis.files import NoData, listing
+from analysis.loading.columns import blocks
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text
-from analysis.plotting.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
-from analysis.plotting.sketches import GROUPS, path, sketch
-from analysis.plotting.style import FAINT, INK, panels, series_styles, styled
-from analysis.units import listing
+from analysis.plotting.sketches import BLOCK, DECAY, GROUPS, KERNEL, KEYS, TOKENS, WINDOW, cells, path, sketch
+from analysis.plotting.style import FAINT, INK, panels, provenance_text, series_styles, styled
 
 FIGURES = (
     Entry(

@@ -10,19 +10,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.figure_entry import Entry
-from analysis.loading.blocks import plural
-from analysis.loading.results import Results
-from analysis.loading.routing import (
+from analysis.loading.columns import plural
+from analysis.loading.probes import (
     most_informative_heads,
     place_title,
     sentence_routes,
     spaced_layers,
     which_heads,
 )
-from analysis.plotting.captions import provenance_text, sentence_text
-from analysis.plotting.choice_colors import choice_colors
-from analysis.plotting.style import FAINT, PALETTE, panels, styled
-from analysis.plotting.token_labels import token_label
+from analysis.loading.results import Results
+from analysis.plotting.sentence_maps import token_label
+from analysis.plotting.style import (
+    FAINT,
+    PALETTE,
+    choice_colors,
+    panels,
+    provenance_text,
+    sentence_text,
+    styled,
+)
 
 FIGURES = (
     Entry(

@@ -8,18 +8,23 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.results import Results
-from analysis.loading.routing import (
+from analysis.loading.probes import (
     most_informative_heads,
     place_title,
     sentence_routes,
     spaced_layers,
     which_heads,
 )
-from analysis.plotting.captions import provenance_text, sentence_text
-from analysis.plotting.choice_colors import choice_colors, choice_legend
-from analysis.plotting.style import panels, styled
-from analysis.plotting.token_labels import token_label
+from analysis.loading.results import Results
+from analysis.plotting.sentence_maps import token_label
+from analysis.plotting.style import (
+    choice_colors,
+    choice_legend,
+    panels,
+    provenance_text,
+    sentence_text,
+    styled,
+)
 
 FIGURES = (
     Entry(

@@ -9,13 +9,18 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
+from analysis.files import listing
+from analysis.loading.probes import routing_rows, sentence_routes, spaced_layers
 from analysis.loading.results import Results
-from analysis.loading.routing import routing_rows, sentence_routes, spaced_layers
-from analysis.plotting.captions import provenance_text, sentence_text
-from analysis.plotting.choice_colors import choice_colors, choice_legend
-from analysis.plotting.style import new_figure, styled
-from analysis.plotting.token_labels import token_label
-from analysis.units import listing
+from analysis.plotting.sentence_maps import token_label
+from analysis.plotting.style import (
+    choice_colors,
+    choice_legend,
+    new_figure,
+    provenance_text,
+    sentence_text,
+    styled,
+)
 
 FIGURES = (
     Entry(

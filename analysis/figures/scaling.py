@@ -9,24 +9,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
-from analysis.comparing.comparison_table import ranking_metric
-from analysis.errors import NoData
+from analysis.comparing.tables import ranking_metric
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
-from analysis.loading.labels import short_names
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData
+from analysis.loading.columns import short_names
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import plain_log_ticks
-from analysis.plotting.captions import provenance_text, rates_text, test_set_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.power_law import (
-    SIZES_FOR_A_FLOOR,
-    SIZES_FOR_A_LINE,
-    Exponent,
-    fit_line,
-    fit_with_floor,
+from analysis.plotting.style import (
+    SeriesStyle,
+    legend_below,
+    legend_entries,
+    new_figure,
+    provenance_text,
+    rates_text,
+    styled,
+    table_styles,
+    test_set_text,
 )
+from analysis.statistics import SIZES_FOR_A_FLOOR, SIZES_FOR_A_LINE, Exponent, fit_line, fit_with_floor
 
 FIGURES = (
     Entry(

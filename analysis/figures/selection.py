@@ -9,13 +9,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.loading.probes import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line, layer_axis, length_axis, plain_log_ticks
-from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.significance.intervals import over_seeds
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    absent_text,
+    band_text,
+    labels_with_data,
+    legend_below,
+    legend_entries,
+    new_figure,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -7,14 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures, select_axis
+from analysis.files import NoData
+from analysis.loading.probes import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import whole_ticks
-from analysis.plotting.captions import provenance_text
-from analysis.plotting.depth_panels import ROUNDING, deepest, log_gains, sub_block, with_series
-from analysis.plotting.style import INK, panels, styled, table_styles
+from analysis.plotting.axes import ROUNDING, deepest, log_gains, sub_block, whole_ticks, with_series
+from analysis.plotting.style import INK, panels, provenance_text, styled, table_styles
 
 FIGURES = (
     Entry(

@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text, sentence_text
 from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
-from analysis.plotting.style import styled
+from analysis.plotting.style import provenance_text, sentence_text, styled
 
 FIGURES = (
     Entry(

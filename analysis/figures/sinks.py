@@ -9,16 +9,24 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
-from analysis.loading.probe_tables import advice
-from analysis.loading.results import Results
+from analysis.files import NoData, listing
+from analysis.loading.probes import SUMMARY, probe_measures, select_axis
+from analysis.loading.results import Results, advice
 from analysis.plotting.axes import draw_line, plain_log_ticks, whole_ticks
-from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
-from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
-from analysis.significance.intervals import over_seeds, single_heads
-from analysis.units import listing
+from analysis.plotting.style import (
+    INK,
+    WIDTH,
+    SeriesStyle,
+    absent_text,
+    band_text,
+    dots_text,
+    labels_with_data,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds, single_heads
 
 FIGURES = (
     Entry(

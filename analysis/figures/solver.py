@@ -8,11 +8,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures, select_axis
+from analysis.loading.probes import probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.axes import plain_log_ticks, whole_ticks
-from analysis.plotting.captions import provenance_text
-from analysis.plotting.style import panels, styled
+from analysis.plotting.style import panels, provenance_text, styled
 
 FIGURES = (
     Entry(

@@ -7,16 +7,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.crossover import is_dense
-from analysis.loading.rate_sweeps import sweeps_as_models
+from analysis.files import NoData, listing
+from analysis.loading.probes import sweeps_as_models
 from analysis.loading.results import Results
 from analysis.plotting.axes import byte_axis, bytes_text, length_axis, row_axis
-from analysis.plotting.captions import provenance_text
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.units import listing
+from analysis.plotting.style import (
+    SeriesStyle,
+    legend_below,
+    legend_entry,
+    new_figure,
+    provenance_text,
+    styled,
+    table_styles,
+)
 
 FIGURES = (
     Entry(

@@ -10,14 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.bench_tables import read_bench
+from analysis.files import NoData, listing
 from analysis.loading.results import Results
+from analysis.loading.tables import read_bench
 from analysis.plotting.axes import plain_log_ticks, row_axis, two_or_more
-from analysis.plotting.legends import legend_below
-from analysis.plotting.style import INK, PALETTE, figure_note, new_figure, save, styled
-from analysis.units import listing
+from analysis.plotting.style import INK, PALETTE, figure_note, legend_below, new_figure, save, styled
 
 FILE = "static.csv"
 FIGURES = (

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures, select_axis
+from analysis.files import NoData
+from analysis.loading.probes import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, plain_log_ticks, whole_ticks
-from analysis.plotting.captions import band_text, provenance_text
-from analysis.plotting.depth_panels import deepest, with_series
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import panels, styled, table_styles
-from analysis.significance.intervals import over_seeds
+from analysis.plotting.axes import deepest, draw_line, plain_log_ticks, whole_ticks, with_series
+from analysis.plotting.style import (
+    band_text,
+    legend_below,
+    legend_entries,
+    panels,
+    provenance_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -7,14 +7,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.comparing.task_levels import levels_by_task, levels_text
-from analysis.comparing.task_table import model_order, task_table
+from analysis.comparing.tables import model_order, task_table
+from analysis.comparing.verdicts import levels_by_task, levels_text
 from analysis.figure_entry import TASKS, Entry
+from analysis.files import MISSING
 from analysis.loading.results import Results
+from analysis.plotting.axes import tasks_text
 from analysis.plotting.style import INK, heat_map, new_figure, styled
-from analysis.plotting.task_panels import tasks_text
-from analysis.significance.intervals import estimate
-from analysis.units import MISSING
+from analysis.statistics import estimate
 
 FIGURES = (
     Entry(
@@ -36,7 +36,7 @@ LONG = 12
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make `analysis.comparing.task_table`: a row per run, and in it what is known of its model on its task."""
+    """Make `analysis.comparing.tables`: a row per run, and in it what is known of its model on its task."""
     return task_table(results)
 
 

@@ -7,16 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import TASKS, Entry
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import listing
+from analysis.loading.probes import SUMMARY, best_rates, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, layer_axis
-from analysis.plotting.captions import dots_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import SeriesStyle, styled, table_styles
-from analysis.plotting.task_panels import task_panels, tasks_text
-from analysis.significance.intervals import over_seeds, single_heads
-from analysis.units import listing
+from analysis.plotting.axes import draw_line, layer_axis, task_panels, tasks_text
+from analysis.plotting.style import SeriesStyle, dots_text, legend_below, legend_entries, styled, table_styles
+from analysis.statistics import over_seeds, single_heads
 
 FIGURES = (
     Entry(

@@ -6,16 +6,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from analysis.comparing.task_levels import LEVELS
-from analysis.errors import NoData
+from analysis.comparing.verdicts import LEVELS
 from analysis.figure_entry import TASKS, Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.axes import whole_ticks
-from analysis.plotting.captions import rates_text
-from analysis.plotting.style import styled
-from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
-from analysis.significance.intervals import curves_over_seeds
+from analysis.plotting.axes import chance_text, model_panels, tasks_text, whole_ticks
+from analysis.plotting.style import rates_text, styled
+from analysis.statistics import curves_over_seeds
 
 FIGURES = (
     Entry(

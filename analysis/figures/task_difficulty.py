@@ -7,16 +7,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData, listing, whole
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.axes import length_axis, whole_ticks
-from analysis.plotting.captions import rates_text
-from analysis.plotting.style import styled
-from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
-from analysis.significance.intervals import over_seeds
-from analysis.units import listing, whole
+from analysis.plotting.axes import chance_text, length_axis, model_panels, tasks_text, whole_ticks
+from analysis.plotting.style import rates_text, styled
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -6,15 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.plotting.axes import length_axis
-from analysis.plotting.captions import rates_text
-from analysis.plotting.style import styled
-from analysis.plotting.task_panels import LOSS, model_panels, tasks_text
-from analysis.significance.intervals import over_seeds
+from analysis.plotting.axes import LOSS, length_axis, model_panels, tasks_text
+from analysis.plotting.style import rates_text, styled
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(

@@ -8,19 +8,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.comparing.task_levels import LEVELS
-from analysis.errors import NoData
+from analysis.comparing.verdicts import LEVELS
 from analysis.figure_entry import TASKS, Entry
-from analysis.loading.rate_sweeps import best_rates
+from analysis.files import NoData, listing
+from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
-from analysis.loading.tasks import series_names
-from analysis.plotting.axes import byte_axis, bytes_text
-from analysis.plotting.captions import rates_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import SeriesStyle, styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
-from analysis.significance.intervals import estimate
-from analysis.units import listing
+from analysis.loading.tables import series_names
+from analysis.plotting.axes import byte_axis, bytes_text, chance_text, task_panels, tasks_text
+from analysis.plotting.style import (
+    SeriesStyle,
+    legend_below,
+    legend_entries,
+    rates_text,
+    styled,
+    table_styles,
+)
+from analysis.statistics import estimate
 
 FIGURES = (
     Entry(

@@ -6,14 +6,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.errors import NoData
 from analysis.figure_entry import Entry
+from analysis.files import NoData
+from analysis.loading.probes import mutual_information, one_model, routing_rows
 from analysis.loading.results import Results
-from analysis.loading.routing import mutual_information, one_model, routing_rows
-from analysis.plotting.captions import provenance_text, split_text
-from analysis.plotting.choice_colors import choice_colors
-from analysis.plotting.style import PALETTE, panels, styled
-from analysis.plotting.token_labels import token_label
+from analysis.plotting.sentence_maps import token_label
+from analysis.plotting.style import PALETTE, choice_colors, panels, provenance_text, split_text, styled
 
 FIGURES = (
     Entry(

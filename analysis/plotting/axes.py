@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from analysis.plotting.style import SeriesStyle
-from analysis.significance.intervals import estimate
+from analysis.comparing.verdicts import levels_by_task
+from analysis.files import listing
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    legend_below,
+    legend_entries,
+    panels,
+    seeds_text,
+    table_styles,
+)
+from analysis.statistics import estimate
 
 TICKS = 8
 WIDE = 1000.0
@@ -140,3 +151,160 @@ def draw_line(axes: Axes, spread: pd.DataFrame, series_style: SeriesStyle, label
     axes.plot(
         x, spread["mean"].to_numpy("float64"), color=series_style.color, label=label, **{**style, **options}
     )
+
+
+# Panels by depth: a column a depth, and one series for models that differ in depth alone.
+
+MOST = 3
+"""So many columns have room for their numbers."""
+
+ROUNDING = 1e-16
+"""Singular values below this are rounding errors of fp64."""
+
+
+def with_series(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add `series`: the run's name where name and depth identify the setting, else its label.
+
+    rows: with name, depth and label (`analysis.loading.probes`).
+    """
+    ambiguous = rows.groupby(["name", "depth"])["label"].transform("nunique") > 1
+    return rows.assign(series=rows["name"].where(~ambiguous, rows["label"]))
+
+
+def sub_block(rows: pd.DataFrame) -> pd.Series:
+    """Return the index of each row's sub-block: 2·layer, + 1 for the channel mixer."""
+    return (2 * rows["layer"] + (rows["part"] == "channel")).astype("int64")
+
+
+def deepest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows of the deepest model of each series."""
+    return rows[rows["depth"] == rows.groupby("series")["depth"].transform("max")]
+
+
+def drawn_depths(table: pd.DataFrame) -> list[int]:
+    """Return the depths to draw, ascending: all, or the first, middle and last of more than MOST."""
+    depths = sorted(int(depth) for depth in table["depth"].unique())
+    return depths if len(depths) <= MOST else [depths[0], depths[len(depths) // 2], depths[-1]]
+
+
+def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure with rows × depths axes; a row shares its y scale, a column is titled with its depth."""
+    depths = drawn_depths(table)
+    figure, grid = panels(rows, len(depths), height, sharex="col", sharey="row")
+    for axes, depth in zip(grid[0], depths, strict=True):
+        axes.set_title(f"{depth} layer{'s' * (depth != 1)}")
+    for axes in (axes for line in grid for axes in line):
+        whole_ticks(axes.xaxis, 6 if len(depths) < MOST else 4)
+    return figure, grid
+
+
+def left_out_text(table: pd.DataFrame) -> str:
+    """Return "Not drawn: 8 layers. ", or "" if all depths are drawn."""
+    shown = drawn_depths(table)
+    hidden = [str(int(depth)) for depth in sorted(table["depth"].unique()) if int(depth) not in shown]
+    return f"Not drawn: {', '.join(hidden)} layers. " if hidden else ""
+
+
+def log_gains(axes: Axes) -> None:
+    """Set a logarithmic y axis from ROUNDING up, spanning a factor of four at least."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if low < ROUNDING < high:
+        low = axes.set_ylim(bottom=ROUNDING)[0]
+    if high < 4 * low:
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / 2, middle * 2)
+    plain_log_ticks(axes.yaxis, (1.0, 3.0))
+
+
+# Figures of synthetic tasks: a panel a task with the level of chance, and what their captions share.
+
+SHARE = "right answers (share)"
+LOSS = "loss (nats/answer)"
+COLUMNS = 2
+HEIGHT = 2.3
+DASHES = {
+    "copying": (
+        ":",
+        "Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more",
+    ),
+    "memory": (
+        "-.",
+        "Dashed and dotted: what a memory of as much training gets, no rule known, where that is more",
+    ),
+}
+"""Levels of tasks beside chance: their lines, and what a caption says of them."""
+
+_TICKS = (0, 0.25, 0.5, 0.75, 1)
+
+
+def task_panels(
+    table: pd.DataFrame, legend: float, upwards: str = SHARE, level: str = "chance"
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure and a panel for each task of a table, a level dashed, and those of DASHES that it has.
+
+    legend: inches that the legend needs; upwards: what is drawn, a share unless it is `LOSS`; level: the column of the
+    table with the level.
+    """
+    levels = table.groupby("task", sort=False)[level].first().sort_index()
+    known = levels_by_task(table)
+    columns = min(COLUMNS, len(levels))
+    rows = -(-len(levels) // columns)
+    figure, grid = panels(rows, columns, HEIGHT)
+    figure.set_figheight(rows * HEIGHT + legend)
+    places = [axes for row in grid for axes in row]
+    for axes, (task, height) in zip(places, levels.items(), strict=False):
+        axes.axhline(height, color=INK, linestyle="--", linewidth=0.9, label="_chance")
+        for word, (dash, _) in DASHES.items():
+            if word in known[task]:
+                axes.axhline(known[task][word], color=INK, linestyle=dash, linewidth=0.9, label=f"_{word}")
+        axes.set_title(task)
+        if upwards != LOSS:
+            axes.set_ylim(-0.03, 1.03)
+            axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    for row in grid:
+        row[0].set_ylabel(upwards)
+    for empty in places[len(levels) :]:
+        empty.set_axis_off()
+    return figure, dict(zip(levels.index, places, strict=False))
+
+
+def model_panels(
+    table: pd.DataFrame,
+    curve: Callable[[pd.DataFrame], pd.DataFrame],
+    upwards: str = SHARE,
+    level: str = "chance",
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return `task_panels` with a line and a band for each model, and the legend.
+
+    curve: mean, min and max over seeds of the rows of a model and task, by what is drawn to the right.
+    """
+    styles = table_styles(table, "model")
+    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2), upwards, level)
+    for (task, model), rows in table.groupby(["task", "model"]):
+        found = curve(rows)
+        if len(found):
+            draw_line(places[task], found, styles[model], model, markevery=max(1, len(found) // 8))
+    legend_below(figure, legend_entries(styles))
+    return figure, places
+
+
+def chance_text(table: pd.DataFrame) -> str:
+    """Explain the levels of tasks with their numbers: chance, dashed, and those of DASHES that get more."""
+    known = levels_by_task(table)
+    chances = _levels_text({task: levels["chance"] for task, levels in known.items()})
+    told = [f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."]
+    for word, (_, meaning) in DASHES.items():
+        found = {task: levels[word] for task, levels in known.items() if word in levels}
+        told += [f"{meaning} ({_levels_text(found)})."] * bool(found)
+    return " ".join(told)
+
+
+def _levels_text(levels: Mapping[str, float]) -> str:
+    return listing((f"{task} {share:.3g}" for task, share in levels.items()), 20)
+
+
+def tasks_text(table: pd.DataFrame) -> str:
+    """Name seeds and tasks with their options: "Seeds 0, 1. Tasks: mqar (length 32, pairs 4)."."""
+    tasks = listing(table["training_set"].drop_duplicates().sort_values(), 20)
+    return f"{seeds_text(table['seed'].dropna()).capitalize()}. Tasks: {tasks}."

@@ -9,8 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.plotting.axes import length_axis, plain_log_ticks
-from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import INK, SeriesStyle, figure_note, panels, save, series_styles, styled
+from analysis.plotting.style import (
+    INK,
+    SeriesStyle,
+    figure_note,
+    legend_below,
+    legend_entry,
+    panels,
+    save,
+    series_styles,
+    styled,
+)
 
 # Suite -> a figure for each value of one column, a panel for each of the second, a line for each of the third.
 LAYOUTS = {"kernels": ("mode", "model", "backend"), "models": ("recompute", "mode", "model")}

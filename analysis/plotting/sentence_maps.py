@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 
-from analysis.errors import NoData
-from analysis.loading.probe_measures import JOINED_COLUMNS
-from analysis.loading.probe_tables import advice
-from analysis.loading.results import Results
+from analysis.files import NoData
+from analysis.loading.probes import JOINED_COLUMNS
+from analysis.loading.results import Results, advice
 from analysis.plotting.style import heat_map, panels
-from analysis.plotting.token_labels import token_label
+
+# Tokens as labels of an axis.
+
+LONGEST_LABEL = 9
+SPACE = "␣"
+SIGNS = {"\n": "⏎", "\t": "→"}
+
+
+@lru_cache
+def _known() -> frozenset[int]:
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
+
+
+def token_label(text: str, longest: int = LONGEST_LABEL) -> str:
+    """Format a token as a tick label: outer spaces and line ends as signs, "$" escaped, cut to ``longest``.
+
+    " a" and "a" are different tokens, hence the signs. Characters that the figures' font lacks become □.
+    """
+    shown = "".join(SIGNS.get(sign, sign) for sign in text)
+    before, after = (len(shown) - len(bare) for bare in (shown.lstrip(" "), shown.rstrip(" ")))
+    middle = shown.strip(" ")
+    shown = SPACE * before + middle + SPACE * after if middle else SPACE * before
+    shown = "".join(sign if ord(sign) in _known() else "□" for sign in shown)
+    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    return shown.replace("$", r"\$")
+
 
 LONGEST = 64
 """Tokens of the sentence that are drawn: more would be finer than a line of the page."""

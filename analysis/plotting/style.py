@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
+import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import Collection
 from matplotlib.colors import is_color_like, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
 from PIL import Image
 
-from analysis.comparing.matching import without_marks
-from analysis.files import write_atomically
+from analysis.comparing.equal_terms import without_marks
+from analysis.files import listing, visible, write_atomically
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
@@ -223,3 +229,163 @@ def figure_note(figure: Figure, text: str) -> None:
     """Write a small note over the figure, at the right; nothing for an empty text."""
     if text:
         figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
+
+
+# Sentences that captions share: seeds and texts, bands and dots, models without data.
+
+QUOTED = 160
+"""So many characters of a sentence are quoted in a caption."""
+
+
+def seeds_text(seeds: Iterable) -> str:
+    """Format seeds as "seed 0" or "seeds 0, 1"."""
+    known = sorted({int(seed) for seed in seeds if seed == seed and seed is not None})
+    return f"seed{'s' * (len(known) != 1)} {', '.join(map(str, known)) or 'not recorded'}"
+
+
+def provenance_text(table: pd.DataFrame) -> str:
+    """Name seeds and training text: "Seeds 0, 1. Trained on pydocs", with a full stop."""
+    seeds = seeds_text(table["seed"].dropna()).capitalize()
+    return f"{seeds}. Trained on {listing(table['training_set'].dropna().unique())}."
+
+
+def test_set_text(table: pd.DataFrame) -> str:
+    """Name the test text: "Tested on the test split of pydocs", with a full stop."""
+    return f"Tested on the test split of {listing(table['test_set'].dropna().unique())}."
+
+
+def split_text(table: pd.DataFrame) -> str:
+    """Name the split that probes read: "the test split", or "held-out text" where tables do not say."""
+    names = sorted(table["split"].dropna().unique())
+    return f"the {listing(names)} split{'s' * (len(names) > 1)}" if names else "held-out text"
+
+
+def sentence_text(table: pd.DataFrame) -> str:
+    """Name the probed sentence: "the sentence “The lazy dog”", or "one held-out sentence" where none was given."""
+    texts = [visible(text) for text in table["given"].dropna().unique()]
+    shown = [f"“{text if len(text) <= QUOTED else text[: QUOTED - 1] + '…'}”" for text in texts]
+    if shown and table["given"].isna().any():
+        shown.append("a held-out one")
+    return f"the sentence{'s' * (len(shown) > 1)} {listing(shown)}" if shown else "one held-out sentence"
+
+
+def rates_text(table: pd.DataFrame) -> str:
+    """Return a sentence on the rates that ``best_rates`` left out; "" if each model had one rate."""
+    if (table["rates"] == 1).all():
+        return ""
+    return " Of the learning rates tried, each model has the one with its lowest validation loss."
+
+
+def labels_with_data(table: pd.DataFrame) -> list[str]:
+    """Return the labels that have something to draw, in the table's order."""
+    return list(table.loc[table["run"].notna(), "label"].unique())
+
+
+def absent_text(table: pd.DataFrame, what: str) -> str:
+    """Return "No attention: mesanet and mom. ", or "" where every model has data."""
+    missing = [label for label in table["label"].unique() if label not in labels_with_data(table)]
+    return f"{what}: {listing(missing, 20)}. " if missing else ""
+
+
+def band_text(table: pd.DataFrame) -> str:
+    """Return the meaning of lines and bands over seeds, or "one seed: no band"."""
+    several = table.groupby("label")["run"].nunique().max() > 1
+    return "mean over seeds, bands: lowest to highest seed" if several else "one seed: no band"
+
+
+def dots_text(table: pd.DataFrame) -> str:
+    """Return the meaning of the dots of `single_heads`."""
+    several = table.groupby("label")["run"].nunique().max() > 1
+    return "single heads of each seed" if several else "single heads"
+
+
+# Colours of what a router chooses: timelines, memories, experts.
+
+
+def choice_colors(choices: pd.Series) -> dict[int, str]:
+    """Return a colour for each choice, the same in all figures; beyond the palette, rare choices share the last."""
+    found = sorted(int(choice) for choice in choices.unique())
+    if found and found[-1] < len(PALETTE):
+        return {choice: PALETTE[choice] for choice in found}
+    if len(found) > len(PALETTE):
+        common = [int(choice) for choice in choices.value_counts().index]
+        found = [*sorted(common[: len(PALETTE) - 1]), *sorted(common[len(PALETTE) - 1 :])]
+    return {choice: PALETTE[min(place, len(PALETTE) - 1)] for place, choice in enumerate(found)}
+
+
+def choice_legend(colors: dict[int, str], noun: str) -> list[Patch]:
+    """Return a legend entry for each colour of `choice_colors`: "timeline 0", ..., and "others" for the shared one."""
+    own = list(colors)[: len(PALETTE)] if len(colors) <= len(PALETTE) else list(colors)[: len(PALETTE) - 1]
+    patches = [Patch(color=colors[choice], label=f"{noun} {choice}") for choice in own]
+    return patches + ([Patch(color=PALETTE[-1], label="others")] if len(own) < len(colors) else [])
+
+
+# Legends of series.
+
+LEGEND = 50
+"""Characters per row of a legend of this width, including the room of each entry's handle."""
+
+
+def legend_entry(label: str, series_style: SeriesStyle, **options) -> Line2D:
+    """Return the legend entry of a series."""
+    style = {"linestyle": series_style.linestyle, "markersize": 5, **options}
+    return Line2D([], [], color=series_style.color, marker=series_style.marker, label=label, **style)
+
+
+def legend_entries(styles: dict[str, SeriesStyle], labels: Iterable[str] | None = None) -> list[Line2D]:
+    """Return legend entries with small markers in the order of ``styles``, of all or the given labels."""
+    wanted = set(styles if labels is None else labels)
+    return [
+        legend_entry(label, series_style, markersize=4)
+        for label, series_style in styles.items()
+        if label in wanted
+    ]
+
+
+def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
+    """Add a legend under the axes, where it hides no data; its text shrinks where labels would be cut off."""
+    columns = min(columns, max(1, len(handles)))
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    size = STYLE["legend.fontsize"] * min(1, LEGEND / max(1, columns * longest))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=size)
+
+
+# Marks of series in a figure's SVG, by which a page lights one model up, or hides it, in every figure.
+
+
+def series_key(label: object) -> str:
+    """Return the key of a series on a page: part of a hash of its label without marks."""
+    return hashlib.sha256(without_marks(str(label)).encode("utf-8", "replace")).hexdigest()[:8]
+
+
+def mark_series(figure: Figure, styles: Mapping[str, SeriesStyle]) -> None:
+    """Give every artist of a series the id "series.KEY.N" in the SVG, in a legend "legend.KEY.N".
+
+    An artist is of the series whose colour it has (`series_styles` gives no two the same), a text of the one whose
+    label it says.
+    """
+    colors = {to_hex(style.color): series_key(label) for label, style in styles.items()}
+    labels = {label: series_key(label) for label in styles}
+    legends = {part for legend in _legends(figure) for part in legend.findobj()}
+    for number, artist in enumerate(figure.findobj()):
+        key = labels.get(artist.get_text()) if isinstance(artist, Text) else colors.get(_color(artist))
+        if key is not None:
+            artist.set_gid(f"{'legend' if artist in legends else 'series'}.{key}.{number}")
+
+
+def _legends(figure: Figure) -> list[Artist]:
+    inside = (axes.get_legend() for axes in figure.axes)
+    return [*figure.legends, *(legend for legend in inside if legend is not None)]
+
+
+def _color(artist: Artist) -> str | None:
+    """The one colour of a line, a patch or a collection, #rrggbb; None of others, and of several colours."""
+    if isinstance(artist, Line2D):
+        return to_hex(artist.get_color())
+    if isinstance(artist, Patch):
+        return to_hex(artist.get_facecolor())
+    if isinstance(artist, Collection):
+        faces = artist.get_facecolor()
+        found = {to_hex(color) for color in (faces if len(faces) else artist.get_edgecolor())}
+        return found.pop() if len(found) == 1 else None
+    return None

@@ -1,7 +1,7 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
 content.py         the content of a report, gathered once
-summary.py         its sentences (the first: analysis.comparing.answer)
+summary.py         its sentences (the first: analysis.comparing.verdicts)
 report_columns.py  the columns of its tables;  layouts.py: quality and balance of named layouts
 samples.py         continuations side by side;  task_page.py: a row a model and a column a synthetic task
 page.py            content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
@@ -17,13 +17,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.comparing.comparison_table import compare, with_final_validation
-from analysis.errors import ResultsError
-from analysis.files import refuse_link, remove_partials, write_atomically, write_text
+from analysis.comparing.tables import compare, with_final_validation
+from analysis.files import ResultsError, refuse_link, remove_partials, write_atomically, write_text
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
+from analysis.report.columns import BALANCE, QUALITY, rows
 from analysis.report.content import Content, gather
-from analysis.report.report_columns import BALANCE, QUALITY, rows
 
 
 def write_report(

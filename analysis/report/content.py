@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,20 +11,220 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.caveats.comparison import caveats
-from analysis.caveats.speeds import conditions
-from analysis.comparing.answer import Answer, answers
-from analysis.comparing.comparison_table import NAMES, compare, order_metric, with_final_validation
-from analysis.comparing.verdicts import families
-from analysis.gallery import ReportFigure, draw_figures
-from analysis.loading.probe_tables import records
-from analysis.loading.results import Results
-from analysis.plotting.style import series_styles
-from analysis.report import summary
-from analysis.report.layouts import Layouts, layouts
-from analysis.report.report_columns import Field, comparison, run_fields
-from analysis.report.samples import Samples, samples
-from analysis.report.task_page import TaskPage, task_page
+from analysis import files
+from analysis.caveats import caveats, conditions
+from analysis.comparing.tables import NAMES, compare, order_metric, with_final_validation
+from analysis.comparing.verdicts import Answer, answers, families
+from analysis.files import NoData
+from analysis.gallery import ReportFigure, draw_figures, require
+from analysis.loading.results import Results, records
+from analysis.plotting.style import seeds_text, series_styles
+from analysis.report.columns import Field, Layouts, TaskPage, comparison, layouts, run_fields, task_page
+
+# Samples of the compared models after the same prompts, side by side.
+
+KEYS = ["prompt", "temperature", "sample_seed"]
+
+
+class Continuation(NamedTuple):
+    """Generated text of one run: the model's label, the run's seed, the text, and the decoding speed."""
+
+    label: str
+    seed: str
+    text: str
+    speed: str
+
+
+class Prompt(NamedTuple):
+    """A prompt with its sampling settings and the continuation of each run."""
+
+    prompt: str
+    sampling: str
+    continuations: list[Continuation]
+
+
+class Samples(NamedTuple):
+    """All prompts in the order asked; missing: the reason if there are none; without: labels without a sample."""
+
+    prompts: list[Prompt]
+    missing: str = ""
+    without: tuple[str, ...] = ()
+
+
+def samples(results: Results, order: Sequence[str]) -> Samples:
+    """Group the probe table `samples` by prompt. order: labels as the comparison has them, best first."""
+    try:
+        require("table.samples", results)
+    except NoData as reason:
+        return Samples([], missing=str(reason))
+    table = results.table("samples").drop_duplicates([*KEYS, "label", "seed"])
+    place = {label: position for position, label in enumerate(order)}
+    table = table.assign(place=table["label"].map(place)).sort_values(["place", "seed"], kind="stable")
+    asked = table[KEYS].drop_duplicates().sort_index()  # the order of the files, not of the models
+    prompts = [_prompt(key, table) for key in asked.itertuples(index=False)]
+    return Samples(prompts, without=tuple(label for label in order if label not in set(table["label"])))
+
+
+def _prompt(key: tuple, table: pd.DataFrame) -> Prompt:
+    same = pd.Series(True, index=table.index)
+    for name in KEYS:
+        value = getattr(key, name)
+        same &= table[name].isna() if pd.isna(value) else (table[name] == value).fillna(False)
+    rows = table[same].itertuples(index=False)
+    return Prompt(_printable(key.prompt), _sampling(key), [_continuation(row) for row in rows])
+
+
+def _sampling(key: tuple) -> str:
+    if pd.isna(key.temperature):
+        return "how it was sampled is not recorded"
+    if key.temperature == 0:
+        return "temperature 0: the most likely token each time"
+    return f"temperature {key.temperature:g}, sampling seed {files.whole(key.sample_seed)}"
+
+
+def _continuation(row: tuple) -> Continuation:
+    speed = files.engineering(row.tokens_per_second)
+    return Continuation(row.label, files.whole(row.seed), _printable(row.text), speed)
+
+
+def _printable(text: object) -> str:
+    return files.MISSING if pd.isna(text) else files.pictured(str(text))
+
+
+# Text of a report about its runs: title, paragraph, machines, versions, missing parts.
+
+
+def title(runs: pd.DataFrame) -> str:
+    """Return the title of a report: the names of its experiments."""
+    return files.listing(runs["experiment"].unique(), limit=4)
+
+
+def count(n: int, what: str) -> str:
+    """Format a count as "1 run" or "2 runs"."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
+    """Summarise models, text, training and testing in one paragraph."""
+
+    def values(column: str, show: Callable = str) -> str:
+        return files.listing(show(value) for value in runs[column].dropna().unique())
+
+    models = files.listing(labels)
+    verb = "compared over" if runs["label"].nunique() > 1 else "in"
+    return (
+        f"{models}, {verb} {count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
+        f"trained on {values('training_set')} ({_training_text(runs, values)}) "
+        f"for at most {values('planned_steps', files.whole)} steps of "
+        f"{values('tokens_per_step', files.whole)} tokens, context {values('seq_len', files.whole)}. "
+        f"{_tested(runs)}{_yardsticks(runs)}"
+    )
+
+
+def _training_text(runs: pd.DataFrame, values: Callable) -> str:
+    """The size of the training text and its tokenizer, or what a synthetic task has instead."""
+    entries = values("vocab_size", files.whole)
+    if runs["train_split_tokens"].isna().all():
+        return f"sequences drawn anew for every step, of {entries} different tokens"
+    return (
+        f"{values('train_split_tokens', files.engineering)} tokens; tokenizer {values('tokenizer')} with "
+        f"{entries} entries"
+    )
+
+
+def _tested(runs: pd.DataFrame) -> str:
+    """Describe how the runs were tested, or say that they were not and which loss compares them."""
+    tested = runs[runs["test_loss"].notna()]
+    if tested.empty:
+        return (
+            "No test split was scored: the losses compared are those of the last validation while training, "
+            f"on text of {files.listing(runs['validation_set'].dropna().unique())}."
+        )
+    some = "" if len(tested) == len(runs) else f" ({len(tested)} of {count(len(runs), 'run')})"
+    strides = files.listing(files.whole(stride) for stride in tested["test_stride"].dropna().unique())
+    of_text = tested["chance"].isna().any()
+    tokens = files.listing(f"{scored:,}" for scored in sorted(tested["test_tokens"].dropna().unique()))
+    each = (
+        f"{tokens} tokens of it, each scored once, stride {strides}"
+        if of_text
+        else "every answer of it scored once"
+    )
+    return (
+        f"Tested{some} on the test split of {files.listing(tested['test_set'].dropna().unique())} with the weights "
+        f"of the lowest validation loss: {each}."
+    )
+
+
+def _yardsticks(runs: pd.DataFrame) -> str:
+    """State the spread of model sizes and the losses that need no model, each where it is known."""
+    found, sizes = "", runs["parameters_non_embedding"].dropna()
+    if sizes.nunique() > 1:
+        spread = f"{sizes.max() / sizes.min() - 1:.1%}"
+        found += f" Parameters beside the embedding: {sizes.min():,} to {sizes.max():,}, {spread} apart."
+    entropy = runs["unigram_entropy"].dropna()
+    if len(entropy):
+        values = files.listing(f"{value:.3f}" for value in sorted(entropy.unique()))
+        found += (
+            f" Knowing only how frequent each token of the training text is would cost {values} nats/token."
+        )
+    return found
+
+
+def blocks(described: object) -> str:
+    """Format the blocks of a run as "F attention, S timelines"; described: the column `blocks` of runs."""
+    try:
+        found = json.loads(described)
+        return ", ".join(f"{block['letter']} {block['title']}" for block in found)
+    except (TypeError, ValueError, KeyError):
+        return files.MISSING
+
+
+def machines(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a machine with n_runs, the busiest first."""
+    return _with_counts(
+        runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"]
+    )
+
+
+def versions(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a state of the code: commit, tree, versions, n_runs, the busiest first."""
+    trees = {"True": "uncommitted changes", "False": "clean"}
+    tree = runs["dirty"].astype("str").map(lambda dirty: trees.get(dirty, "not recorded"))
+    described = runs.assign(tree=tree, versions=runs["versions"].map(_versions))
+    return _with_counts(described, ["commit", "tree", "versions"])
+
+
+def _with_counts(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    counts = runs.groupby(keys, dropna=False).size().reset_index(name="n_runs")
+    return counts.sort_values("n_runs", ascending=False)
+
+
+def _versions(described: object) -> str:
+    try:
+        return ", ".join(f"{name} {version}" for name, version in json.loads(described).items())
+    except (TypeError, ValueError, AttributeError):
+        return files.MISSING
+
+
+def missing(runs: pd.DataFrame, figures: list[ReportFigure]) -> list[str]:
+    """List, one sentence each, the parts of a report that these runs do not support."""
+    absent = [figure.title for figure in figures if figure.missing]
+    found = []
+    if absent:
+        found.append(
+            f"{len(absent)} of {count(len(figures), 'figure')}, each with its reason at the end of its section: "
+            f"{files.listing(absent, limit=60)}."
+        )
+    for column, what, why in (
+        ("mfu", "MFU", "not recorded, or above the peak"),
+        ("peak_memory_bytes", "Peak memory", "not recorded"),
+    ):
+        unknown = int(runs[column].isna().sum())
+        if unknown:
+            found.append(f"{what} of {unknown} of {count(len(runs), 'run')}: {why}.")
+    if runs["gpu"].isna().all():
+        found.append("Speed on a GPU: none of these runs used one.")
+    return found
 
 
 class Section(NamedTuple):
@@ -56,7 +258,7 @@ class DrawnRun(NamedTuple):
 class Content:
     """Content of a report.
 
-    comparison: analysis.comparing.comparison_table.compare, with `series`, the model's name in figures, and `dot`, its
+    comparison: analysis.comparing.tables.compare, with `series`, the model's name in figures, and `dot`, its
     colour; compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
     `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
     `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
@@ -129,8 +331,8 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)
     return Content(
-        title=summary.title(results.runs),
-        summary=summary.paragraph(results.runs, _models(table, tasks)),
+        title=title(results.runs),
+        summary=paragraph(results.runs, _models(table, tasks)),
         answers=answers(families(runs, metric, baseline), results.table("documents")),
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
@@ -143,9 +345,9 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         runs=detailed,
         speeds=conditions(results.runs),
         layouts=layouts(results.of_text),
-        machines=summary.machines(results.runs),
-        versions=summary.versions(results.runs),
-        missing=summary.missing(results.runs, shown),
+        machines=machines(results.runs),
+        versions=versions(results.runs),
+        missing=missing(results.runs, shown),
     )
 
 
@@ -172,5 +374,5 @@ def _detailed(results: Results) -> pd.DataFrame:
         anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
         config=pd.Series(results.texts("config.yaml"), index=runs.index, dtype="object"),
         probes=pd.Series(records(results), index=runs.index, dtype="object"),
-        described=runs["blocks"].map(summary.blocks),
+        described=runs["blocks"].map(blocks),
     )

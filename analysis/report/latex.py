@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from analysis import units
-from analysis.report.report_columns import Field
+from analysis import files
+from analysis.report.columns import Field
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -92,7 +92,7 @@ MATHS = {
 
 def escape(text: str) -> str:
     """Escape text for pdflatex, on one line; signs without a glyph lose their accent or become "?"."""
-    return "".join(map(_sign, units.visible(text)))
+    return "".join(map(_sign, files.visible(text)))
 
 
 def _sign(character: str) -> str:
@@ -116,14 +116,14 @@ def table(fields: Sequence[Field], rows: Sequence[Any], caption: str) -> str:
 
     Numbers are at the right. caption: goes into a comment.
     """
-    shown = [field for field in fields if any(field.show(row) != units.MISSING for row in rows)]
+    shown = [field for field in fields if any(field.show(row) != files.MISSING for row in rows)]
     lines = [_row(field.heading for field in shown)]
     if any(field.unit for field in shown):
         lines.append(_row(f"({field.unit})" if field.unit else "" for field in shown))
     body = [_row(field.show(row) for field in shown) for row in rows]
     columns = "".join("r" if field.kind == "number" else "l" for field in shown)
     parts = [
-        f"% {units.visible(caption)}",
+        f"% {files.visible(caption)}",
         r"% Needs \usepackage{booktabs}; wide tables fit with \resizebox{\textwidth}{!}{\input{...}}.",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.report.columns import Field
 from analysis.report.content import Content
-from analysis.report.rendering import environment
-from analysis.report.report_columns import Field
+from analysis.report.page import environment
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$&!])")
 

@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 import base64
+import re
+from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.plotting.series_marks import series_key
+from analysis import files
+from analysis.plotting.style import series_key
+from analysis.report import columns, content
+from analysis.report.columns import sort_key
 from analysis.report.content import Content
-from analysis.report.inline_svg import inline
-from analysis.report.rendering import environment
-from analysis.report.report_columns import sort_key
+
+# A figure's SVG as part of an HTML page.
+
+_BEFORE = re.compile(r"\A.*?(?=<svg\b)", re.DOTALL)
+_LEFT_OUT = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
+_SIZE = re.compile(r' (?:width|height|version|xmlns(?::xlink)?)="[^"]*"')
+_IDS = re.compile(r'(\bid="|\bxlink:href="#|url\(#)')
+
+
+def inline(svg: str, name: str) -> str:
+    """Return an SVG file that matplotlib wrote as an element of a page, its ids beginning with ``name``-.
+
+    Left out are prolog, comments, metadata, the style that would hold for the whole page, the namespaces, which HTML
+    knows, and the size: CSS gives it.
+    """
+    element = _LEFT_OUT.sub("", _BEFORE.sub("", svg, count=1))
+    opening, end, rest = element.partition(">")
+    return _IDS.sub(rf"\g<1>{name}-", _SIZE.sub("", opening) + end + rest).strip()
+
+
+# The Jinja environment that the templates of all formats share.
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+
+def environment(*, autoescape: bool) -> Environment:
+    """Return the Jinja environment of analysis/templates; undefined names are errors."""
+    jinja = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters |= {
+        "whole": files.whole,
+        "engineering": files.engineering,
+        "memory": files.memory,
+        "percent": files.percent,
+        "text": columns.text,
+        "rows": columns.rows,
+    }
+    jinja.globals |= {
+        "QUALITY": columns.QUALITY,
+        "BALANCE": columns.BALANCE,
+        "MACHINES": columns.MACHINES,
+        "VERSIONS": columns.VERSIONS,
+        "count": content.count,
+    }
+    return jinja
 
 
 def render(content: Content) -> str:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.bench.cases import attention, residual
-from experiments.bench.cases.call import Call
-from experiments.bench.inputs import InputFactory
-from experiments.bench.operator_traffic import bytes_of
-from zoo.mixers.gsa_indexer import Indexer
+from experiments.bench import cases
+from experiments.bench.cases import Call
+from experiments.bench.memory_traffic import bytes_of
+from experiments.bench.model_steps import InputFactory
+from zoo.mixers.gsa import Indexer
 
 HEADS, HEAD = 4, 64
 """The indexer's, as in the cases of `lightning_topk`."""
@@ -60,19 +60,19 @@ def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float
     """
     d = InputFactory(1, length, device, torch.float32)
     apart, together = (
-        sum(call.bytes(mode) for call in (*calls, residual.post(d)))
-        for calls in ((residual.coefficients(d), residual.normed_pre(d)), residual.reading(d))
+        sum(call.bytes(mode) for call in (*calls, cases.post(d)))
+        for calls in ((cases.coefficients(d), cases.normed_pre(d)), cases.reading(d))
     )
-    x, y, z = (d.normal(residual.STREAMS, residual.WIDTH).detach() for _ in range(3))
+    x, y, z = (d.normal(cases.STREAMS, cases.WIDTH).detach() for _ in range(3))
     sums = bytes_of(lambda: x + y + z, [], "forward") if "backward" in mode else 0
     return apart + sums, together
 
 
 def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
     """Return the bytes of the indexer's projections as three products and as its own one; x takes no gradient."""
-    indexer = Indexer(residual.WIDTH, HEADS, HEAD).to(device)
+    indexer = Indexer(cases.WIDTH, HEADS, HEAD).to(device)
     weights = [linear.weight for linear in (indexer.q_proj, indexer.k_proj, indexer.w_proj)]
-    x = InputFactory(1, length, device, torch.float32).normal(residual.WIDTH).detach()
+    x = InputFactory(1, length, device, torch.float32).normal(cases.WIDTH).detach()
     apart = bytes_of(lambda: [F.linear(x, weight) for weight in weights], weights, mode)
     return apart, bytes_of(lambda: indexer.projections(x), weights, mode)
 
@@ -80,9 +80,9 @@ def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[flo
 PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
 FUSED_PARTS: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
     "gate of sparse_attention": partial(
-        _part_bytes, Part(lambda d: attention.gated_sparse(d)[0], "gate_logits", _gate)
+        _part_bytes, Part(lambda d: cases.gated_sparse(d)[0], "gate_logits", _gate)
     ),
-    "norm of hyper_pre": partial(_part_bytes, Part(residual.normed_pre, "gain", _norm)),
+    "norm of hyper_pre": partial(_part_bytes, Part(cases.normed_pre, "gain", _norm)),
     PROJECTIONS: _projection_bytes,
     GRADIENTS: _gradient_bytes,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ from experiments.training.lightning_modules import clip_gradients, make_optimize
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.interfaces import set_step
-from zoo.model import LanguageModel
+from zoo.model import DecodeState, LanguageModel
+from zoo.modules.caches import fill_state
 from zoo.recompute import Recompute
 
 LATE_STEP = 10**6
@@ -79,3 +81,127 @@ def random_tokens(config: Config, batch: int, length: int, device: torch.device)
     """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(config.nominal_vocabulary, (batch, length), generator=generator).to(device)
+
+
+# Decode states as they stand after so many tokens, without decoding them: for timing a step far into a text.
+
+
+def state_after(
+    model: LanguageModel, tokens: int, dtype: torch.dtype, batch: int = 1, room: int = 0
+) -> DecodeState:
+    """The decode state of `batch` sequences after `tokens` tokens, whose caches are full of zeros.
+
+    room: tokens to make room for beside those. The zeros stand in memory of their own, which takes as long to read
+    as keys and values do.
+    Raises TypeError where a mixer's state holds something that cannot be filled.
+    """
+    state = _empty(model, batch, tokens + room, model.embedding.weight.device, dtype)
+    fill_state(state.layers, tokens)
+    for x in tensors_in(state.layers):
+        if not x.is_meta and x.dtype != torch.bool:
+            x.add_(0)  # fresh zeros are all one page of memory, until they are written to
+    return state
+
+
+def state_bytes(model: LanguageModel, tokens: int, dtype: torch.dtype, batch: int = 1) -> int:
+    """Bytes of the decode state of `batch` sequences after `tokens` tokens; nothing is stored."""
+    state = _empty(model, batch, tokens, torch.device("meta"), dtype)
+    return sum(layer.mixer.state_bytes(part) for layer, part in zip(model.layers, state.layers, strict=True))
+
+
+def tensors_in(state: Any) -> Iterator[Tensor]:
+    """The tensors in containers and in the attributes of objects, at any depth."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, list | tuple | dict):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from tensors_in(part)
+    elif hasattr(state, "__dict__") and not isinstance(state, type):
+        yield from tensors_in(vars(state))
+
+
+def _empty(
+    model: LanguageModel, batch: int, capacity: int, device: torch.device, dtype: torch.dtype
+) -> DecodeState:
+    options = {"capacity": capacity, "device": device, "dtype": dtype}
+    return DecodeState([layer.mixer.init_state(batch, **options) for layer in model.layers])
+
+
+# Random inputs for benchmarks, of the sizes of a case; on the meta device only their shapes.
+
+ROWS = 4096
+"""Tokens whose indices are drawn at once, which bounds the memory."""
+
+
+class InputFactory:
+    """Makes the inputs of one call: `batch` sequences of `length` tokens, data in `dtype`, gates in fp32.
+
+    Data and gates require gradients. Numbers depend on torch's seed alone.
+    """
+
+    def __init__(self, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.batch, self.length, self.device, self.dtype = batch, length, device, dtype
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Standard normal [B, T, *shape]."""
+        return self.weight(self.batch, self.length, *shape, dtype=dtype)
+
+    def weight(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Standard normal [*shape]."""
+        dtype = self.dtype if dtype is None else dtype
+        if self._shapes_only:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.randn(shape, dtype=dtype, device=self.device).requires_grad_()
+
+    def unit(self, *shape: int) -> Tensor:
+        """Vectors [B, T, *shape] of length 1, as keys are."""
+        x = self.normal(*shape)
+        return x if self._shapes_only else F.normalize(x.detach(), dim=-1).requires_grad_()
+
+    def log_gate(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Log decays [B, T, *shape], a few percent a token."""
+        x = self.normal(*shape, dtype=dtype)
+        return x if self._shapes_only else F.logsigmoid(x.detach() + 3).requires_grad_()
+
+    def gate(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Gates [B, T, *shape] between 0 and 1."""
+        x = self.normal(*shape, dtype=dtype)
+        return x if self._shapes_only else torch.sigmoid(x.detach()).requires_grad_()
+
+    def ones(self, *shape: int) -> Tensor:
+        """fp32 ones [*shape]."""
+        x = torch.ones(shape, device=self.device)
+        return x if self._shapes_only else x.requires_grad_()
+
+    def random_integers(self, among: int, *shape: int) -> Tensor:
+        """int64 [B, T, *shape], uniform in [0, among)."""
+        size = self.batch, self.length, *shape
+        if self._shapes_only:
+            return torch.empty(size, dtype=torch.int64, device="meta")
+        return torch.randint(among, size, device=self.device)
+
+    def subset(self, among: int, count: int) -> Tensor:
+        """int64 [B, T, count]: for every token `count` different numbers in [0, among)."""
+        if self._shapes_only:
+            return self.random_integers(among, count)
+        return torch.rand(self.batch, self.length, among, device=self.device).topk(count, -1).indices
+
+    def causal_indices(self, count: int) -> Tensor:
+        """int32 [B, T, count]: `count` different positions s ≤ t, spread evenly; −1 where there are fewer."""
+        out = torch.empty(self.batch, self.length, count, dtype=torch.int32, device=self.device)
+        if self._shapes_only:
+            return out
+        place = torch.arange(count, device=self.device)
+        for start in range(0, self.length, ROWS):
+            t = torch.arange(start, min(start + ROWS, self.length), device=self.device)[:, None]
+            # One in each of `count` equal parts of the positions up to t, so that none comes twice.
+            first, end = (edge * (t + 1) // count for edge in (place, place + 1))
+            inside = torch.rand(self.batch, len(t), count, device=self.device)
+            drawn = torch.minimum(first + (inside * (end - first)).long(), end - 1)
+            few = torch.where(place <= t, place, -1).expand_as(drawn)
+            out[:, start : start + ROWS] = torch.where(t + 1 > count, drawn, few)
+        return out
+
+    @property
+    def _shapes_only(self) -> bool:
+        return self.device.type == "meta"

@@ -9,7 +9,7 @@ import torch
 
 from experiments.bench import result_table, suites
 from experiments.configuration.schema import Config
-from experiments.runs.folders import RunFailed
+from experiments.runs import RunFailed
 
 SUITES = sorted(found.name for found in pkgutil.iter_modules(suites.__path__))
 """A suite is a file or folder in experiments/bench/suites/ with `run(config)`, which returns the rows of its table."""

@@ -7,9 +7,14 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from experiments.configuration.schema import BenchConfig
 
 CPU = torch.device("cpu")
 
@@ -130,3 +135,50 @@ def _timed(call: Callable[[], object], device: torch.device) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# The sequence lengths of suites, one after the other until bench.budget_s is used up.
+
+SHORT_LENGTHS = [512, 1024, 2048, 4096]
+GPU_LENGTHS = [512 * 2**i for i in range(9)]
+"""Sequence lengths of suites, unless bench.lengths gives some."""
+
+
+def lengths_within_budget(bench: BenchConfig, default: list[int], title: str) -> Iterator[int]:
+    """Yield bench.lengths (null: `default`) under a progress bar; print which are left out once the time is used up."""
+    deadline = time.monotonic() + bench.budget_s
+    for length in tqdm(bench.lengths or default, desc=title, unit="length"):
+        if time.monotonic() > deadline:
+            tqdm.write(f"bench.budget_s={bench.budget_s:g} is used up; lengths from {length} on are left out")
+            return
+        yield length
+
+
+# Forward and backward passes that benchmarks time.
+
+Form = Callable[[], Any]
+"""A call without arguments that returns tensors, nested in lists and tuples and partly None."""
+
+
+@torch.no_grad()
+def forward(form: Form, leaves: list[Tensor]) -> None:
+    """Run one forward pass without a graph; the leaves are not needed."""
+    form()
+
+
+def forward_backward(form: Form, leaves: list[Tensor]) -> None:
+    """Run one forward pass and differentiate its outputs with respect to the leaves, under gradients of ones."""
+    outputs = [x for x in _tensors(form()) if x.requires_grad]
+    torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+
+MODES = {"forward": forward, "forward+backward": forward_backward}
+"""The passes by the name that tables give them."""
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, list | tuple):
+        for x in outputs:
+            yield from _tensors(x)

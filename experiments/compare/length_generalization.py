@@ -11,8 +11,8 @@ from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.planning.plan import Plan
-from experiments.runs.split_table import write_splits
-from experiments.scoring.evaluate_task import with_options
+from experiments.runs import write_splits
+from experiments.scoring.evaluate import with_options
 from experiments.scoring.tasks import score_sequences
 from zoo.errors import UserError
 

@@ -14,9 +14,9 @@ from experiments.compare.trials import RATE, SPLIT, Trial
 from experiments.configuration.compose import model_color
 from experiments.data import task_label
 from experiments.planning.plan import Plan
-from experiments.runs.folders import METRICS, read_metrics
-from experiments.sweeps.display import model_names
-from experiments.system.paths import SELECTION
+from experiments.runs import METRICS, read_metrics
+from experiments.sweep import model_names
+from experiments.system.machine import SELECTION
 from zoo.files import write_atomic
 
 COLUMNS = (

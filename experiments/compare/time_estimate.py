@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.compare.halving import PART
-from experiments.compare.seeds import CONTENDERS
-from experiments.compare.select import Selection
+from experiments.compare.select import CONTENDERS, PART, Selection
 from experiments.configuration.schema import CompareConfig, Config
 
 STEPS = 3

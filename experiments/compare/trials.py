@@ -14,10 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.configuration.learning_rates import at_rate
+from experiments.configuration.compose import at_rate
 from experiments.configuration.schema import Config
 from experiments.planning.plan import Plan, plan
-from experiments.training.nonfinite import NonFinite
+from experiments.training.lightning_modules import NonFinite
 from zoo.errors import UserError
 
 Settings = Mapping[str, Any]  # key of the configuration -> value

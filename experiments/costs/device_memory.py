@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.configuration.schema import Config
-from experiments.costs.live_bytes import LiveBytes
+from experiments.costs.model_costs import LiveBytes
 from experiments.parallel.group import pick_device, pick_precision
 from zoo.context import Context
 from zoo.interfaces import set_step

@@ -4,9 +4,9 @@ from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig, resolve_task
 from experiments.data.corpus import Corpus, Split, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
-from experiments.data.task_registry import TASKS
 from experiments.data.task_set import Sequences, TaskSet, task_label
-from experiments.data.tokenizer_kinds import TOKENIZERS
+from experiments.data.tasks_base import TASKS
+from experiments.data.tokenizers import TOKENIZERS
 
 __all__ = [
     "SOURCES",

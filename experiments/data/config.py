@@ -4,12 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.data import task_registry
-from experiments.data.task_registry import TASKS, Task
+from experiments.data import tasks_base
+from experiments.data.tasks_base import TASKS, Task
 from zoo.config import from_dict
 from zoo.errors import UserError
 
-task_registry.discover()
+tasks_base.discover()
 
 PACKS = ("stream", "document")
 NO_TOKENIZER = "none"

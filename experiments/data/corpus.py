@@ -20,9 +20,9 @@ from tqdm import tqdm
 from experiments.data.cache import build_once, cache_root, content_hash
 from experiments.data.config import PACKS, DataConfig, resolve_task
 from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
-from experiments.data.task_registry import TASKS
 from experiments.data.task_set import TaskSet
-from experiments.data.tokenizer_kinds import LONGEST_WORD, TOKENIZERS, pieces
+from experiments.data.tasks_base import TASKS
+from experiments.data.tokenizers import LONGEST_WORD, TOKENIZERS, pieces
 from zoo.errors import UserError, unknown
 from zoo.tokenization import Tokenizer, check_round_trip, from_json
 

@@ -14,7 +14,7 @@ from experiments.data.config import DataConfig
 from experiments.data.corpus import Split, tell_once, token_dtype, write_tokens
 from experiments.data.sources import SOURCES, Document, read_split
 from experiments.data.sources.text import corpus_name, told_files, whole_files
-from experiments.data.task_registry import TASKS
+from experiments.data.tasks_base import TASKS
 from zoo.errors import UserError, unknown
 from zoo.tokenization import Tokenizer
 

@@ -4,20 +4,91 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
+import torch
 
+from experiments.data.batches import NOISE, counter_hash, prefix_hashes
 from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import NO_TOKENIZER, DataConfig, make_task
-from experiments.data.draws import Draws
-from experiments.data.shortcuts import WAYS, Shortcut, best_shortcut
-from experiments.data.task_batches import TRAIN, TaskBatches
-from experiments.data.task_registry import IGNORE, TASKS, Drawn, Task
-from experiments.data.training_memory import memory_accuracy
+from experiments.data.tasks_base import IGNORE, TASKS, WAYS, Drawn, Draws, Shortcut, Task, best_shortcut
 from zoo.errors import UserError
 from zoo.options import deciding
+
+# Training batches of a task, a pure function of the seed and the number of the batch.
+
+TRAIN = 4
+"""The purpose, a first word of `counter_hash`, of training sequences."""
+
+
+class TaskBatches:
+    """An endless stream of sequences, cut into micro-batches.
+
+    Micro-batch i holds sequences i·B … i·B+B−1, so that a change of batch size against accumulation leaves the order
+    as it is. draw: (seed, number of the sequence) -> sequence.
+    """
+
+    def __init__(self, draw: Callable[[int, int], Drawn], batch_size: int, seed: int) -> None:
+        self.draw, self.batch_size, self.seed = draw, batch_size, seed
+
+    def batch(self, i: int) -> dict[str, torch.Tensor]:
+        """Micro-batch ``i`` on the CPU.
+
+        tokens, targets: int64 `[B, T]`, targets −100 where nothing is asked. noise_keys: int64 `[B]` in [0, 2^62).
+        """
+        samples = range(i * self.batch_size, (i + 1) * self.batch_size)
+        drawn = [self.draw(self.seed, s) for s in samples]
+        noise = counter_hash(NOISE, self.seed, np.array(samples, dtype=np.int64), 0)
+        return {
+            "tokens": torch.from_numpy(np.stack([one.tokens for one in drawn])),
+            "targets": torch.from_numpy(np.stack([one.targets for one in drawn])),
+            "noise_keys": torch.from_numpy(noise),
+        }
+
+
+# Memory of training: the share of a task that is right by the answers seen after the same beginnings of sequences.
+
+
+def memory_accuracy(shown: tuple[np.ndarray, np.ndarray], asked: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the share of right answers of a look-up in the sequences shown, without the task's rule.
+
+    shown, asked: tokens and targets, int64 [N, T] each. After tokens 0 … t that were shown, the answer that came there
+    most often; after others the most frequent one at place t after token t, and the smallest of equally frequent ones.
+    """
+    (beginnings, spots), answers = _cases(*shown)
+    (asked_beginnings, asked_spots), right = _cases(*asked)
+    by_spot = _look_up(_likeliest(spots, answers), asked_spots)
+    by_heart = _look_up(_likeliest(beginnings, answers), asked_beginnings)
+    return float((np.where(by_heart == IGNORE, by_spot, by_heart) == right).mean())
+
+
+def _cases(tokens: np.ndarray, targets: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Return every answer's beginning (a hash), its spot (place and token there, one number), and itself: [n] each."""
+    which = targets != IGNORE
+    places = np.arange(tokens.shape[1]) << 32
+    return (prefix_hashes(tokens)[which], (places + tokens)[which]), targets[which]
+
+
+def _likeliest(cases: np.ndarray, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every case once, ascending, and its most frequent answer."""
+    order = np.lexsort((answers, cases))
+    cases, answers = cases[order], answers[order]
+    first = np.flatnonzero(np.r_[True, (cases[1:] != cases[:-1]) | (answers[1:] != answers[:-1])])
+    counts = np.diff(np.r_[first, len(cases)])
+    cases, answers = cases[first], answers[first]
+    order = np.lexsort((-counts, cases))
+    known, at = np.unique(cases[order], return_index=True)
+    return known, answers[order][at]
+
+
+def _look_up(table: tuple[np.ndarray, np.ndarray], cases: np.ndarray) -> np.ndarray:
+    """The answers to cases; IGNORE where one is not in the table."""
+    known, answers = table
+    at = np.searchsorted(known, cases).clip(max=len(known) - 1)
+    return np.where(known[at] == cases, answers[at], IGNORE)
+
 
 HELD_OUT = 1024
 """Sequences of each held-out split: the standard error of the share that are right throughout is at most 1.6 %."""

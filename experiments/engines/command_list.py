@@ -9,10 +9,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from experiments.engines.cell import FOLDER, record_path, write_record
-from experiments.engines.interface import Engine, State
+from experiments.engines.engine import FOLDER, Engine, State, record_path, write_record
 from experiments.planning.plan import Plan
-from experiments.system.paths import ROOT
+from experiments.system.machine import ROOT
 from zoo.errors import UserError
 from zoo.files import write_atomic
 

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.engines.exits import exit_reason
-from experiments.system import interrupts
-from experiments.system.paths import ROOT
+from experiments.engines.engine import exit_reason
+from experiments.system import signals
+from experiments.system.machine import ROOT
 from experiments.system.torchrun import as_parent, end_with_parent
 
 Ended = tuple[int | None, str]
@@ -66,7 +66,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what cells print is no answer
     try:
-        with interrupts.loading():
+        with signals.loading():
             import experiments.training.train  # noqa: F401
     except Exception as error:
         why = f"the harness cannot be loaded: {type(error).__name__}: {error}"
@@ -96,8 +96,8 @@ def _in_a_fork(asked: dict[str, Any]) -> Ended:
 def _train(asked: dict[str, Any], there: int) -> None:
     """Train a cell in the fork, which ends here whatever happens."""
     try:
-        from experiments.engines.cell import train_record
-        from experiments.system.progress import discard
+        from experiments.engines.engine import train_record
+        from experiments.system.processes import discard
 
         if asked["gpus"] is not None:
             os.environ[GPUS] = asked["gpus"]

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.gpu.stage_record import Record
-from experiments.gpu.stage_settings import REHEARSED, Settings
+from experiments.gpu.settings import REHEARSED, Record, Settings
 from experiments.parallel.group import pick_device
 
 LENGTH = 2048
@@ -87,7 +86,7 @@ def _work(settings: Settings, piece: str, sender: Connection) -> None:
 
 def _run_case(settings: Settings, name: str) -> dict[str, str]:
     """Each form of a case, forward and backward; returns those that failed, and why."""
-    from experiments.bench import passes
+    from experiments.bench import timing as passes
     from experiments.bench.cases import CASES
 
     forms, leaves = _forms(settings, name)

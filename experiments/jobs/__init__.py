@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.system import interrupts
+from experiments.system import signals
 
 if TYPE_CHECKING:
     from experiments.configuration.schema import Config
@@ -56,7 +56,7 @@ def find_job(name: str) -> Job:
         )
 
         raise unknown("job", name, [*names, *_handed_over])
-    with interrupts.loading():
+    with signals.loading():
         return importlib.import_module(f"{__name__}.{name}").JOB
 
 

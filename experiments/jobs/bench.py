@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from experiments.bench import result_table, roofline
+from experiments.bench import memory_traffic, result_table
 from experiments.bench.cases import matching_names
 from experiments.bench.run_suite import SUITES, run_suite
 from experiments.configuration.compose import architectures
@@ -35,7 +35,7 @@ def run(config: Config) -> None:
     _check(config)
     b = config.bench
     if config.dry:
-        roofline.print_work(b.cases, b.lengths or [roofline.DRY_LENGTH], b.tokens)
+        memory_traffic.print_work(b.cases, b.lengths or [memory_traffic.DRY_LENGTH], b.tokens)
     else:
         run_suite(config)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.system import interrupts, preemption
-from experiments.system.progress import Bar
+from experiments.system import signals
+from experiments.system.processes import Bar
 from zoo.errors import UserError
 
 
@@ -19,12 +19,12 @@ def run(config: Config) -> None:
     trains the same cell, at once. Slurm sends it before the time limit with `sbatch --signal=USR2@120`, to what `srun`
     starts and to nothing else.
     """
-    with interrupts.loading():
-        from experiments.engines.cell import enter_record, stops_when_signalled
+    with signals.loading():
+        from experiments.engines.engine import enter_record, stops_when_signalled
         from experiments.training.execute import execute
     if config.run is None:
         raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
-    preemption.pause_on(signal.SIGUSR2)
+    signals.pause_on(signal.SIGUSR2)
     planned = enter_record(Path(config.run))
     bar = Bar(planned.title, planned.config.trainer.progress)
     try:

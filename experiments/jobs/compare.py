@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from experiments.data import task_label
 from experiments.jobs import Job
-from experiments.system import interrupts
+from experiments.system import signals
 from zoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ def run_sweep(configs: list[Config]) -> None:
     The runs of the selection are those of the experiment NAME_selection, the confirming ones those of NAME. What is
     complete is not trained again. Raises UserError before anything is trained where the command has a mistake.
     """
-    with interrupts.loading():
-        from experiments.compare.confirm import confirm, confirmations
+    with signals.loading():
         from experiments.compare.length_generalization import longer_tasks, score_longer
-        from experiments.compare.select import select
+        from experiments.compare.select import confirm, confirmations, select
         from experiments.compare.selection_record import write_record
         from experiments.compare.time_estimate import core_seconds, minutes
 
@@ -58,11 +57,10 @@ def run_sweep(configs: list[Config]) -> None:
 
 def checked(configs: list[Config]) -> list[Selection]:
     """Return the selections that would be run for each model. Raises UserError where the command has a mistake."""
-    with interrupts.loading():
-        from experiments.compare.compared_models import named_models
+    with signals.loading():
         from experiments.compare.length_generalization import longer_tasks
-        from experiments.compare.select import start
-        from experiments.planning.outside_identity import refuse_lost_values
+        from experiments.compare.select import named_models, start
+        from experiments.planning.plan import refuse_lost_values
 
     configs = [made for config in configs for made in named_models(config)]
     _check(configs)

@@ -10,8 +10,7 @@ import dataclasses
 
 from experiments.configuration.compose import label, short_labels, shorten_pattern
 from experiments.configuration.schema import Config
-from experiments.costs.flop_count import FlopCount, count_flops
-from experiments.costs.model_costs import meta_model
+from experiments.costs.model_costs import FlopCount, count_flops, meta_model
 from experiments.jobs import Job
 from experiments.planning.checks import check_choices, check_served
 from experiments.planning.plan import apply_match

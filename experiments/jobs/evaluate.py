@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.configuration.other_model import given_backend, tell_other_model
+from experiments.configuration.compose import given_backend, tell_other_model
 from experiments.configuration.schema import Config
 from experiments.data import DataConfig
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
-from experiments.runs.load_run import LoadedRun, load_run
-from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores
-from experiments.scoring.evaluate_task import task_of, task_scores, with_options
+from experiments.runs import LoadedRun, load_run
+from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores, task_of, task_scores, with_options
 from experiments.scoring.text import format_metrics
-from experiments.system.progress import Bar
+from experiments.system.processes import Bar
 from zoo.errors import UserError
 
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import torch
 
-from experiments.configuration.other_model import given_backend, tell_other_model
+from experiments.configuration.compose import given_backend, tell_other_model
 from experiments.configuration.schema import Config, GenerateConfig
-from experiments.generation.continuation import Continuation
-from experiments.generation.generate import Speed, continue_prompts, encode_prompts
-from experiments.generation.prompts import read_prompts
+from experiments.generation import Continuation, Speed, continue_prompts, encode_prompts, read_prompts
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_seed
-from experiments.runs.load_run import LoadedRun, load_run
-from experiments.system.progress import Bar
+from experiments.runs import LoadedRun, load_run
+from experiments.system.processes import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
 from zoo.interfaces import NOT_BY_STEPS

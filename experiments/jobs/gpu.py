@@ -22,9 +22,8 @@ import time
 import torch
 
 from experiments.configuration.schema import Config
-from experiments.gpu.gpu_stages import STAGES
-from experiments.gpu.stage_record import Record
-from experiments.gpu.stage_settings import Settings
+from experiments.gpu.settings import Record, Settings
+from experiments.gpu.stages import STAGES
 from experiments.jobs import Job
 from experiments.system import machine
 from zoo.errors import UserError, unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.system import interrupts
+from experiments.system import signals
 from zoo.errors import UserError
 
 
@@ -19,7 +19,7 @@ def run_sweep(configs: list[Config]) -> None:
     configs: one for every headline, whose experiment it names. All are checked before anything is trained. Raises
     UserError.
     """
-    with interrupts.loading():
+    with signals.loading():
         from experiments.compare.time_estimate import minutes
         from experiments.jobs import compare
 
@@ -47,8 +47,7 @@ def _check(configs: list[Config]) -> None:
 
 def _cost(config: Config) -> tuple[float, float, str]:
     """Core-seconds of a headline's training, at least and at most, and a line that says them."""
-    from experiments.compare.compared_models import named_models
-    from experiments.compare.select import start
+    from experiments.compare.select import named_models, start
     from experiments.compare.time_estimate import core_seconds, minutes
 
     selections = start(named_models(config))

@@ -17,13 +17,12 @@ from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_measures, check_probe
-from experiments.probing import notices, probe_tables
-from experiments.probing.find_runs import find_runs, run_title
-from experiments.probing.probe_run import is_probed, probe_run
-from experiments.probing.rank_message import stream_rank
-from experiments.runs.folders import FAILURE, RunFailed, RunFolder
-from experiments.system import interrupts
-from experiments.system.progress import Bar
+from experiments.probing import notices
+from experiments.probing import probe_run as probe_tables
+from experiments.probing.probe_run import find_runs, is_probed, probe_run, run_title, stream_rank
+from experiments.runs import FAILURE, RunFailed, RunFolder
+from experiments.system import signals
+from experiments.system.processes import Bar
 from zoo.errors import UserError
 
 
@@ -76,7 +75,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
         os.environ[name] = str(config.trainer.threads)  # before the workers import torch
     pool = ProcessPoolExecutor(workers, mp.get_context("spawn"))
     try:
-        with interrupts.blocked():
+        with signals.blocked():
             waiting = {pool.submit(_attempt, run, config): run for run in runs}
         for future in as_completed(waiting):
             try:

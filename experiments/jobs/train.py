@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.outside_identity import tell_other_settings
-from experiments.planning.plan import Plan, plan, tell_changed
-from experiments.runs.folders import SUMMARY
+from experiments.planning.plan import Plan, plan, tell_changed, tell_other_settings
+from experiments.runs import SUMMARY
 from experiments.scoring.text import format_metrics
-from experiments.system import interrupts
-from experiments.system.progress import Bar
+from experiments.system import signals
+from experiments.system.processes import Bar
 from experiments.training.execute import execute
 
 
@@ -35,8 +34,9 @@ def run(config: Config) -> None:
 
 def run_sweep(configs: list[Config]) -> None:
     """Train all cells of a sweep that are not complete, `sweep.workers` at a time; with dry=true only list them."""
-    with interrupts.loading():
-        from experiments.sweeps import listing, sweep
+    with signals.loading():
+        from experiments import sweep
+        from experiments import sweep as listing
 
     if configs[0].dry:
         listing.list_cells(configs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.system import interrupts
+from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError
 
@@ -26,9 +26,9 @@ def run_sweep(configs: list[Config]) -> None:
     configs: one for every text or task to learn. A block that breaks a contract is condemned: nothing is trained, since
     its losses would mean nothing.
     """
-    with interrupts.loading():
+    with signals.loading():
         from experiments.verdict import verdict_stages
-        from experiments.verdict.verdict_models import find_block, models, nearest_relative
+        from experiments.verdict.measurements import find_block, models, nearest_relative
 
     configs = [named(config) for config in configs]
     config = configs[0]

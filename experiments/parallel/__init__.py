@@ -1,4 +1,4 @@
-"""One run on several devices: a process a device, started by torchrun (experiments.training.launch), each with a model.
+"""One run on several devices: a process a device, started by torchrun, each with a model.
 
     group        devices and processes: who is the main one, what all agree on
     replicated   `ddp`: every process holds the whole model

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from experiments.parallel import group
-from zoo.files import write_atomic, write_json
+from zoo.files import INDEX, REST, marker, read_rest, read_tensors, replace, write_atomic, write_json
 from zoo.io import CARD
-from zoo.sharded_files import INDEX, REST, marker, read_rest, read_tensors, replace
 
 SOURCE = "read_from"
 """The key under which a checkpoint that is still without its sharded tensors names its folder."""

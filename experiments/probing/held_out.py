@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import zoo
+from experiments.configuration.schema import ProbeConfig
 from experiments.data import Split
+from experiments.runs import LoadedRun
 from experiments.scoring.text import token_losses
+from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
-from zoo.probes.probe_row import buckets
+from zoo.probes.measure import buckets
 
 
 def evenly_spaced_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
@@ -126,3 +132,45 @@ def position_buckets(trained: int, length: int) -> list[tuple[int, int]]:
     while edges[-1] < length:
         edges.append(min(length, 2 * edges[-1]))
     return [*buckets(trained), *itertools.pairwise(edges)]
+
+
+# The same prompts through every model, so that texts can be read side by side.
+
+
+def samples(loaded: LoadedRun, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
+    """A row a prompt: prompt, text, temperature, seed, tokens/s."""
+    device = loaded.model.embedding.weight.device
+    for text in probe.prompts:
+        ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(text)]
+        began = time.perf_counter()
+        written = zoo.generate(
+            loaded.model,
+            torch.tensor([ids], device=device),
+            probe.tokens,
+            temperature=probe.temperature,
+            top_k=probe.top_k,
+            seed=probe.sample_seed,
+        )
+        tokens = [int(token) for token in written]
+        rate = (len(ids) + len(tokens) - 1) / (time.perf_counter() - began)
+        yield text, loaded.tokenizer.decode(tokens), probe.temperature, probe.sample_seed, rate
+
+
+# The sentence whose attention and routes are recorded: one that was given, or the beginning of a held-out document.
+
+
+def probed_sentence(loaded: LoadedRun, split: Split, probe: ProbeConfig) -> Tensor:
+    """Tokens int64 [1, T] of probe.sentence after the separator, or of `document_start` where none is given.
+
+    Raises UserError where the given one is longer than the trained length.
+    """
+    tokenizer, longest = loaded.tokenizer, loaded.model.seq_len
+    if probe.sentence is None:
+        return document_start(split, tokenizer.bos_id, probe.map_tokens)
+    tokens = [tokenizer.bos_id, *tokenizer.encode(probe.sentence)]
+    if len(tokens) > longest:
+        raise UserError(
+            f"probe.sentence has {len(tokens) - 1:,} tokens, and this model was trained on {longest:,} at a time, the "
+            f"separator before it included; shorten it to {longest - 1:,} tokens"
+        )
+    return torch.tensor([tokens])

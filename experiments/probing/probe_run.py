@@ -2,36 +2,243 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import yaml
 from torch import Tensor
 
-from experiments.configuration.other_model import given_backend
+from experiments import runs
+from experiments.configuration.compose import given_backend
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import Split, TaskSet
 from experiments.data.cache import content_hash
 from experiments.parallel.group import pick_device, pick_precision
-from experiments.probing import per_token, probe_tables, routing_text
-from experiments.probing.held_out import evenly_spaced_windows, loss_by_position, probe_windows
-from experiments.probing.samples import samples
-from experiments.probing.sentence import probed_sentence
-from experiments.probing.task_sequences import task_tables
-from experiments.runs import saved_weights
-from experiments.runs.folders import CONFIG, refuse_link
-from experiments.runs.load_run import LoadedRun, load_corpus, load_model, load_run
-from experiments.scoring.evaluate_task import task_of
+from experiments.probing import per_token
+from experiments.probing.held_out import (
+    evenly_spaced_windows,
+    loss_by_position,
+    probe_windows,
+    probed_sentence,
+    samples,
+)
+from experiments.probing.per_token import task_tables
+from experiments.runs import (
+    CONFIG,
+    FAILURE,
+    NOT_EXPERIMENTS,
+    SUMMARY,
+    LoadedRun,
+    RunFolder,
+    load_corpus,
+    load_model,
+    load_run,
+    refuse_link,
+    resolves_outside,
+)
+from experiments.scoring.evaluate import task_of
 from experiments.system import machine
+from experiments.system.machine import one_line
 from zoo.errors import UserError
-from zoo.files import write_json
+from zoo.files import write_atomic, write_json
 from zoo.probes import all_measures
+from zoo.probes.measure import Row, smallest_rank
+
+# Finding the runs to probe: complete ones; other folders are named with the reason why not.
+
+_DEPTH = 2  # results / experiment / run
+
+
+def find_runs(config: Config) -> tuple[list[Path], list[str]]:
+    """The complete runs of run=RUN or of runs=FOLDER, and a line about every other folder.
+
+    Raises UserError where there is no complete one.
+    """
+    place = Path(config.run or config.runs or f"{config.results}/{config.name}")
+    if not place.is_dir():
+        raise UserError(f"{place} is no folder; give run=results/NAME/RUN or runs=results/NAME")
+    found = [
+        (folder, _elsewhere(folder, place) or _problem(folder))
+        for folder in _folders(place, 0 if config.run else _DEPTH)
+    ]
+    runs = [folder for folder, problem in found if not problem]
+    others = [f"{folder}: {problem}" for folder, problem in found if problem]
+    if not runs:
+        raise UserError(f"no complete run in {place}: {'; '.join(others[:5])}")
+    return runs, others
+
+
+def run_title(run: Path) -> str:
+    """The name of a run in messages."""
+    summary = RunFolder(run).summary()
+    return one_line(f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}")
+
+
+def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path]:
+    """Run folders below a run, an experiment or all results, folders without any, and links out of the first one."""
+    root = root or place
+    ends = resolves_outside(place, root) or _is_run(place) or not depth or _closed(place)
+    inside = [] if ends else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
+    if not inside:
+        yield place
+    for folder in inside:
+        yield from _folders(folder, depth - 1, root)
+
+
+def _elsewhere(folder: Path, root: Path) -> str:
+    """A message where a folder is a link to another place, which must be named explicitly; "" where it is none."""
+    return (
+        f"is a link to {folder.resolve()}; name that to have it probed"
+        if resolves_outside(folder, root)
+        else ""
+    )
+
+
+def _closed(folder: Path) -> bool:
+    return not os.access(folder, os.R_OK | os.X_OK)
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.exists(folder / name) for name in (SUMMARY, FAILURE, CONFIG))
+
+
+def _may_hold_runs(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith((".", "_")) and path.name not in NOT_EXPERIMENTS
+
+
+def _problem(folder: Path) -> str:
+    """Why there is no complete run in a folder; "" if there is."""
+    if _closed(folder):
+        return "may not be opened: no permission"
+    run = RunFolder(folder)
+    if not run.complete:
+        return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"
+    try:
+        summary = run.summary()
+        return "" if isinstance(summary, dict) else f"its {SUMMARY} is none"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"its {SUMMARY} cannot be read ({error})"
+
+
+# The parquet tables of a run's folder probes/, and what each of their columns means.
+#
+# A column has the metadata `unit` and `meaning` (UTF-8), so that who reads the file needs no other source.
+
+FOLDER = "probes"
+TRAINING = "training"  # the table `measures`, taken while a run trained
+_INT, _FLOAT, _STR = pa.int64(), pa.float64(), pa.string()
+
+_LAYER = ("layer", _INT, "", "from 0; as many as there are layers: after the last; empty: whole model")
+_PART = ("part", _STR, "", "mixer, channel, head, or empty for the whole model")
+_BLOCK = ("block", _STR, "", "name of the mixer or channel mixer")
+_HEAD = ("head", _INT, "", "from 0; empty where there are no heads")
+_POSITION = ("position", _INT, "", "position in the sentence, from 0")
+_TOKEN = ("token", _INT, "", "token id")
+_TEXT = ("text", _STR, "", "the token as text")
+_ROUTE = (
+    *(_LAYER, _PART, _BLOCK, _HEAD, _POSITION),
+    ("rank", _INT, "", "0: the first choice"),
+    ("choice", _INT, "", "timeline, memory or expert"),
+    ("probability", _FLOAT, "", "of this choice"),
+)
+
+# Table -> columns: name, type, unit, meaning.
+_COLUMNS = {
+    "measures": [
+        ("step", _INT, "steps", "optimiser steps done"),
+        *(_LAYER, _PART, _BLOCK, _HEAD),
+        ("axis", _STR, "", "what start and end count: position, distance, expert, rank, step, quantile"),
+        ("start", _FLOAT, "", "first value of the bucket"),
+        ("end", _FLOAT, "", "one past the last; of a quantile: the quantile"),
+        ("measure", _STR, "", "what the number is"),
+        ("value", _FLOAT, "", "the number"),
+        ("count", _INT, "", "observations it is the mean of"),
+        ("split", _STR, "", "split of the text that was read"),
+    ],
+    "maps": [
+        *(_LAYER, _BLOCK, _HEAD),
+        ("kind", _STR, "", "attention, or selection (1: may be read)"),
+        ("query", _INT, "", "position in the sentence"),
+        ("key", _INT, "", "position in the sentence"),
+        ("weight", _FLOAT, "", "what of the key goes into the query; pairs below 1e-3 are left out"),
+    ],
+    "sentence": [
+        *(_POSITION, _TOKEN, _TEXT),
+        ("given", _STR, "", "the text that probe.sentence gave; empty: held-out text"),
+    ],
+    "routes": [*_ROUTE],
+    "alternatives": [*_ROUTE],  # choices not taken; their ranks go on from those of `routes`
+    "assignments": [
+        *(_LAYER, _PART, _BLOCK, _HEAD),
+        ("choice", _INT, "", "first choice: timeline, memory or expert"),
+        *(_TOKEN, _TEXT),
+        ("count", _INT, "", "how often a token of this kind went there"),
+        ("split", _STR, "", "split of the text that was read"),
+    ],
+    "samples": [
+        ("prompt", _STR, "", "what the model was given"),
+        ("text", _STR, "", "what it wrote after that"),
+        ("temperature", _FLOAT, "", "0: the most likely token"),
+        ("sample_seed", _INT, "", "seed of the sampling"),
+        ("tokens_per_second", _FLOAT, "tokens/s", "decoding speed, prompt included"),
+    ],
+}
+
+SCHEMAS = {
+    table: pa.schema(
+        pa.field(name, kind, metadata={"unit": unit, "meaning": meaning})
+        for name, kind, unit, meaning in columns
+    )
+    for table, columns in _COLUMNS.items()
+}
+"""Table -> its columns, with their units and meanings as metadata."""
+SCHEMAS[TRAINING] = SCHEMAS["measures"]
+
+_LATER = ("split", "given")
+"""Columns that tables written by earlier versions lack: empty there."""
+
+
+def file(run: Path, name: str) -> Path:
+    """The path of a table of a run."""
+    return run / FOLDER / f"{name}.parquet"
+
+
+def remove_partials(run: Path) -> None:
+    """Remove half-written tables of a process that was killed."""
+    for leftover in (run / FOLDER).glob(".*.partial"):
+        leftover.unlink(missing_ok=True)
+
+
+def write(run: Path, name: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Write rows, tuples in the order of the columns, by an atomic rename."""
+    schema = SCHEMAS[name]
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content, compression="zstd")
+    file(run, name).parent.mkdir(exist_ok=True)
+    write_atomic(file(run, name), content.getbuffer())
+
+
+def read(run: Path, name: str) -> list[tuple[Any, ...]]:
+    """The rows of a table. Raises OSError, ValueError or KeyError where it cannot be read."""
+    table = pq.ParquetFile(file(run, name)).read()
+    for column in _LATER:
+        if column in SCHEMAS[name].names and column not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), _STR))
+    return list(zip(*(table[column].to_pylist() for column in SCHEMAS[name].names), strict=True))
+
 
 RECORD = "probes.json"
 _FORMAT = 4
@@ -40,12 +247,12 @@ _FORMAT = 4
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
     """Return whether the tables of these weights and settings exist."""
     try:
-        record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
+        record = json.loads((run / FOLDER / RECORD).read_text())
         at = weights_to_probe(run, probe)
         return (
             record["digest"] == content_hash(settings(probe, at), 12)
-            and record["step"] == saved_weights.find(run, at)[1]
-            and all(probe_tables.file(run, name).is_file() for name in record["tables"])
+            and record["step"] == runs.find(run, at)[1]
+            and all(file(run, name).is_file() for name in record["tables"])
         )
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
@@ -59,15 +266,15 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
         at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
         at = None  # a run of before this key; a damaged file is complained of where the text is read from it
-    saved_weights.check(at)
-    return saved_weights.BEST if at is None else str(at)
+    runs.check(at)
+    return runs.BEST if at is None else str(at)
 
 
-def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
+def settings(probe: ProbeConfig, at: str = runs.BEST) -> dict[str, Any]:
     """The settings that decide the tables of a run, besides its weights and text; with `at` where it is not best."""
     given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
     del given["at"], given["stream_energy"]
-    return given if at == saved_weights.BEST else {**given, "at": at}
+    return given if at == runs.BEST else {**given, "at": at}
 
 
 def probe_run(run: Path, config: Config) -> list[str]:
@@ -76,12 +283,12 @@ def probe_run(run: Path, config: Config) -> list[str]:
     Tables of an earlier pass are replaced. Raises UserError where weights or text are not those of the training, or
     where the folder of the tables is a link.
     """
-    refuse_link(run / probe_tables.FOLDER)
+    refuse_link(run / FOLDER)
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = pick_device(config.device)
     at = weights_to_probe(run, config.probe)
-    place, step = saved_weights.find(run, at)
+    place, step = runs.find(run, at)
     own = task_of(str(place))
     how = {"precision": config.trainer.precision, "backend": given_backend(config)}
     if own is None:
@@ -90,17 +297,17 @@ def probe_run(run: Path, config: Config) -> list[str]:
         made = _make_tables(loaded, splits, config.probe, pick_precision(config.trainer.precision, device))
     else:
         made = task_tables(load_model(place, device, ("scoring",), **how), TaskSet(own), config.probe, step)
-    (run / probe_tables.FOLDER).mkdir(exist_ok=True)
-    probe_tables.remove_partials(run)
-    (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
+    (run / FOLDER).mkdir(exist_ok=True)
+    remove_partials(run)
+    (run / FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
     for name, rows in made.items():
         if rows:
-            probe_tables.write(run, name, rows)
+            write(run, name, rows)
         else:
-            probe_tables.file(run, name).unlink(missing_ok=True)
+            file(run, name).unlink(missing_ok=True)
     names = [name for name, rows in made.items() if rows]
     write_json(
-        run / probe_tables.FOLDER / RECORD,
+        run / FOLDER / RECORD,
         _record(device, step, config, at, names, time.perf_counter() - began),
     )
     return names
@@ -113,8 +320,8 @@ def _make_tables(
     model, held_out = loaded.model, splits["validation"]
     text = functools.cache(lambda token: loaded.tokenizer.decode([token]))
     sentence = probed_sentence(loaded, held_out, probe)
-    routes, split = per_token.routes(model, sentence), routing_text.split_name(probe)
-    counted = routing_text.batches(splits, probe, model.seq_len) if routes else []
+    routes, split = per_token.routes_of(model, sentence), per_token.split_name(probe)
+    counted = per_token.batches(splits, probe, model.seq_len) if routes else []
     return {
         "measures": _measures(loaded, held_out, probe, precision, counted),
         "maps": per_token.attention_maps(model, sentence),
@@ -134,7 +341,7 @@ def _measures(
     rows = probe_windows(model, *evenly_spaced_windows(split, probe.windows, model.seq_len), probe.batch_size)
     long = evenly_spaced_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
     rows += loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
-    routed = routing_text.routing_rows(model, counted) if probe.routing_split else []
+    routed = per_token.routing_rows(model, counted) if probe.routing_split else []
     replaced = {row.measure for row in routed}
     return [
         (loaded.step, *row, name)
@@ -164,3 +371,16 @@ def _record(
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+# The rank of factorised streams that a probed run's energies call for, in words.
+
+
+def stream_rank(run: Path, energy: float) -> str:
+    """Say how many directions hold a share of a run's stream energy between layers; "" for one stream or no table."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        rows = [Row(*values[1:-1]) for values in read(run, "measures")]  # without step and split
+        if found := smallest_rank(rows, energy):
+            r, n = found
+            return f"{energy:.6g} of the energy of its {n} streams between layers is in {r} directions"
+    return ""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.data import Sequences
-from experiments.data.task_registry import IGNORE
-from experiments.runs.split_table import write_splits
+from experiments.data.tasks_base import IGNORE
+from experiments.runs import write_splits
 from zoo.context import Context
 from zoo.model import LanguageModel
 

@@ -18,7 +18,7 @@ from typing import TextIO
 import psutil
 from filelock import BaseFileLock, FileLock, Timeout
 
-from experiments.system import preemption
+from experiments.system import signals
 from zoo.errors import UserError
 
 LEASE = 180.0  # seconds; above what network file systems cache a file's times for (60 s)
@@ -127,9 +127,9 @@ def _acquire(lock: BaseFileLock, message: str, wait: bool, stream: TextIO | None
 
 def _wait_for(lock: BaseFileLock) -> None:
     try:
-        lock.acquire(poll_interval=0.05, cancel_check=lambda: preemption.received() is not None)
+        lock.acquire(poll_interval=0.05, cancel_check=lambda: signals.received() is not None)
     except Timeout:  # by cancel_check; there is no other limit
-        why = f"told to make room ({preemption.received().name})"
-        raise preemption.Paused(
+        why = f"told to make room ({signals.received().name})"
+        raise signals.Paused(
             f"{why} while another process holds {lock.lock_file}; the same command goes on"
         ) from None

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from experiments.system import preemption
+from experiments.system import signals
 
 PR_SET_PDEATHSIG = 1
 PARENT = "ARCHZOO_PARENT"
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     end_with_parent(END)
     os.environ.update(as_parent())
     # A job's manager may tell every process to make room: those that train handle it once they can (`rank`).
-    for number in (preemption.PASSED_ON, signal.SIGTERM):
+    for number in (signals.PASSED_ON, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from torch.distributed.run import main
 

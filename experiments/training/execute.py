@@ -4,16 +4,186 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from experiments import data
+from experiments.configuration.schema import Config
+from experiments.costs import peak_flops
+from experiments.data.cache import cache_root
 from experiments.parallel import group
-from experiments.planning.plan import Plan, block_files
-from experiments.runs.folders import FAILURE, RunFailed, RunPaused
-from experiments.system import interrupts
-from experiments.system.preemption import Paused
-from experiments.system.progress import Sink
-from experiments.training import launch
+from experiments.parallel.group import check_devices, pick_device
+from experiments.planning.plan import Plan, block_files, from_record, to_record
+from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
+from experiments.system import processes, signals
+from experiments.system.machine import ROOT
+from experiments.system.processes import Sink
+from experiments.system.signals import Paused
+from experiments.system.torchrun import END, as_parent
 from zoo.errors import UserError
+
+# Starting a run that takes several processes: torchrun as a process of its own, and what it tells on the way.
+#
+# torchrun starts a process a device with experiments.training.rank, which trains the run as one process would
+# (`execute`); the main one holds the run's lock. They tell progress and outcome (`messages`), and everything on their
+# standard error goes to processes.log in the run's folder.
+
+RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
+"""The environment variable with the address, HOST:PORT, at which the nodes of a run meet."""
+
+LOG = "processes.log"
+
+
+def launch(planned: Plan, sink: Sink, workers: int) -> None:
+    """Train a run in its processes on this node, and wait for them.
+
+    Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
+    """
+    config, folder = planned.config, planned.folder
+    check_devices(config.device, config.trainer.devices)
+    meeting = _meeting(config, planned.run)
+    # Here, so that the processes do not wait for each other, and while nothing else computes.
+    data.prepare(config.data, config.trainer.progress)
+    if pick_device(config.device).type == "cpu":
+        peak_flops.peak(pick_device(config.device), cache_root(config.data))
+    for place in (folder.path, folder.path / LOG):
+        refuse_link(place)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
+        torchrun = subprocess.Popen(
+            ranks_command(file, config, meeting),
+            env=_environment(config),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends the others
+        )
+        try:
+            outcome = _listen(torchrun, sink, file.parent)
+            status = torchrun.wait()
+        finally:
+            if torchrun.poll() is None:
+                torchrun.send_signal(END)
+                torchrun.wait()
+    _conclude(planned, outcome, status)
+
+
+def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:
+    """Return the first outcome that a process reports, once all have ended; progress goes to the sink.
+
+    Where this process is told to make room, it passes that on to them (`preemption`). folder: where records of
+    failures stand, as in `messages.parse`.
+    """
+    outcome: dict[str, Any] | None = None
+    with signals.passing_on():
+        for message in processes.parse(torchrun.stdout or (), folder):
+            if "process" in message:
+                signals.pass_on_to(message["process"])
+            elif "progress" in message:
+                sink(*message["progress"])
+            else:
+                outcome = outcome or message
+    return outcome
+
+
+def ranks_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
+    """The command that trains a planned run (its file) in trainer.devices processes on this node.
+
+    meeting: torchrun's options by which the nodes of the run find each other.
+    """
+    torchrun = [
+        sys.executable,
+        "-m",
+        "experiments.system.torchrun",
+        *meeting,
+        f"--signals-to-handle={END.name}",
+    ]
+    return [
+        *torchrun,
+        f"--nproc-per-node={config.trainer.devices}",
+        "-m",
+        "experiments.training.rank",
+        str(file),
+    ]
+
+
+def _meeting(config: Config, run: str) -> list[str]:
+    """torchrun's options for one node or several. Raises UserError where nothing says where several meet."""
+    nodes, address = config.trainer.nodes, os.environ.get(RENDEZVOUS)
+    if nodes == 1:
+        return ["--standalone"]
+    if address is None:
+        raise UserError(
+            f"trainer.nodes={nodes}: give this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
+        )
+    return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}", f"--rdzv-id={run}"]
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """The environment of the processes, in which this source tree can be imported from any working folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **as_parent(), "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
+
+
+@contextmanager
+def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
+    """A file with all that a process needs to know, while inside."""
+    folder = str(planned.folder.path.absolute())
+    values = {"plan": to_record(planned), "folder": folder, "workers": workers, "argv": sys.argv}
+    with tempfile.TemporaryDirectory(prefix="archzoo-") as folder:
+        file = Path(folder) / "plan.json"
+        file.write_text(json.dumps(values), encoding="utf-8")
+        yield file
+
+
+def read_plan(file: Path) -> tuple[Plan, int]:
+    """The plan in a file that `launch` wrote, and the number of cells that train at the same time.
+
+    The command line becomes that of whoever wrote it, which summaries record.
+    """
+    values = json.loads(file.read_text(encoding="utf-8"))
+    sys.argv = values["argv"]
+    return from_record(values["plan"], Path(values["folder"])), values["workers"]
+
+
+def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> None:
+    """Raise what the processes told; where one was killed, or told nothing and failed, record that."""
+    folder = planned.folder
+    if status == 0 and outcome is None:
+        return
+    killed = _killed(folder.path / LOG)
+    if outcome is None or (killed and outcome["outcome"] == "failed"):
+        why = killed or f"they ended with status {status}"
+        record = {
+            "kind": "ProcessesEnded",
+            "message": f"processes of the run: {why}; see {folder.path / LOG}",
+        }
+    elif outcome["outcome"] == "paused":
+        raise RunPaused(outcome["message"])
+    elif outcome["outcome"] == "refused":
+        raise UserError(outcome["message"])
+    else:
+        record = outcome["record"]
+    folder.record(record)
+    raise RunFailed(f"{planned.title}: {record['kind']}: {record['message']} (see {folder.path / FAILURE})")
+
+
+def _killed(log: Path) -> str | None:
+    """The signal that killed a process, in torchrun's words; None where none did. torchrun's own are SIGTERM and END.
+
+    The others then fail because it is gone, and may be the first to tell.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"Signal \d+ \((?!SIGTERM|SIGHUP)\w+\) received by PID \d+", text)
+    return found and found[0]
 
 
 def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
@@ -28,7 +198,7 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
         return False
     with _pausing(planned):
         if planned.config.trainer.processes > 1 and not planned.folder.complete:
-            launch.launch(planned, sink, workers)
+            launch(planned, sink, workers)
             return True
         with planned.folder.locked():
             if planned.done:  # another process finished it while this one waited
@@ -83,7 +253,7 @@ def _locked_by_main(planned: Plan) -> Iterator[None]:
 
 def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
     """Train a run to its end, or score a complete one on what is missing. Raises Paused."""
-    with interrupts.loading():
+    with signals.loading():
         from experiments.training.callbacks import remove_checkpoints
         from experiments.training.train import score_more, train
 

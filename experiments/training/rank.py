@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.system import interrupts, preemption
-from experiments.system.messages import tell, tell_failure
+from experiments.system import signals
+from experiments.system.processes import tell, tell_failure
 from experiments.system.torchrun import END, end_with_parent, leave
 
 MOST = 1000
@@ -23,15 +23,15 @@ def main(file: Path) -> int:
 
     A pause is no failure: torchrun would end the processes that are still on their way to it.
     """
-    with interrupts.loading():
+    with signals.loading():
         from experiments.parallel import group
-        from experiments.runs.folders import RunPaused, failure_record
-        from experiments.system.progress import ThrottledSender
-        from experiments.training import launch
+        from experiments.runs import RunPaused, failure_record
+        from experiments.system.processes import ThrottledSender
+        from experiments.training import execute as launch
         from experiments.training.execute import take_part
         from zoo.errors import UserError
 
-    preemption.pause_on(preemption.PASSED_ON)
+    signals.pause_on(signals.PASSED_ON)
     tell(process=os.getpid())
     planned, workers = launch.read_plan(file)
     planned.config.trainer.progress = False
@@ -62,6 +62,6 @@ def _silent() -> Iterator[None]:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
     # A job's manager sends it to every process of a job that has to end soon, torchrun to those that are left.
-    preemption.pause_on_from_others(signal.SIGTERM, os.getppid())
+    signals.pause_on_from_others(signal.SIGTERM, os.getppid())
     signal.signal(END, signal.SIG_DFL)  # nohup would have it ignored
     leave(main(Path(sys.argv[1])))

@@ -14,7 +14,7 @@ from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 from experiments.planning.plan import file_hash
 from experiments.system import machine
-from experiments.verdict import contracts, model_sizes, speeds
+from experiments.verdict import contracts, measurements
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.errors import UserError
@@ -75,8 +75,8 @@ def measure_sizes(folder: Path, config: Config, models: dict[str, ModelConfig]) 
     lengths = config.verdict.lengths
     return _once(
         folder / "sizes.csv",
-        model_sizes.COLUMNS,
-        lambda: [row for length in lengths for row in model_sizes.size_rows(config, models, length)],
+        measurements.COLUMNS,
+        lambda: [row for length in lengths for row in measurements.size_rows(config, models, length)],
     )
 
 
@@ -85,12 +85,12 @@ def measure_speeds(folder: Path, config: Config, models: dict[str, ModelConfig])
     lengths = config.verdict.lengths
     return _once(
         folder / "speeds.csv",
-        speeds.COLUMNS,
+        measurements.SPEED_COLUMNS,
         lambda: [
             row
             for length in lengths
-            for mode in speeds.MODES
-            for row in speeds.speed_rows(config, models, length, mode)
+            for mode in measurements.MODES
+            for row in measurements.speed_rows(config, models, length, mode)
         ],
     )
 

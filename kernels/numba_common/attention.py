@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from kernels.numba_common.compiled import FAST, compiled
-from kernels.numba_common.numbers import F, exp32
-from kernels.numba_common.rows import add_rows, scatter_rows, score_rows, softmax_row
+from kernels.numba_common.compiled import FAST, F, compiled, exp32
+from kernels.numba_common.vectors import add_rows, scatter_rows, score_rows, softmax_row
 
 KEYS = 256
 """Keys of a tile."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.plugins.limits import MAX_WIDTH, flash_refuses
-from kernels.plugins.lookup import ABSENT, look_up
+from kernels.plugins import ABSENT, MAX_WIDTH, flash_refuses, look_up
 
 FUNCTION = "flash_attn_varlen_func"
 WORDS = (

@@ -7,8 +7,7 @@ import inspect
 import torch
 from torch import Tensor
 
-from kernels.plugins.limits import flash_refuses
-from kernels.plugins.lookup import look_up
+from kernels.plugins import flash_refuses, look_up
 
 MODULE, FUNCTION = "torch.nn.attention.varlen", "varlen_attn"
 

@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from analysis.commands import word
+from analysis.files import word
 
 HARD = [
     *("it's/b", 'q"x/b', "a,b", "(1)/x", "{b}=x", "[x]", " ends ", "1e3", "null", "true", "", "two\nlines"),

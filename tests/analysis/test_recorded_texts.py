@@ -11,18 +11,26 @@ from matplotlib.colors import to_hex
 from support import recorded
 from support.pretended_runs import TASK, TEXT
 
-from analysis import units
-from analysis.commands import word
-from analysis.comparing.comparison_table import interval_text
+from analysis import files
+from analysis.comparing.tables import interval_text
+from analysis.evidence.ledger.page import number_text
 from analysis.figure_entry import Entry, report_order
-from analysis.ledger.ledger_page import number_text
-from analysis.loading.blocks import blocks, noun, nouns, plural
-from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
-from analysis.loading.labels import labels, short_names
-from analysis.loading.probe_tables import TABLES
-from analysis.loading.routing import mutual_information
-from analysis.loading.tasks import architectures, series_names, task_names
-from analysis.plotting import axes, captions, choice_colors, masks, sketches, style, token_labels
+from analysis.files import word
+from analysis.loading.columns import (
+    METRIC_COLUMNS,
+    RUN_COLUMNS,
+    blocks,
+    labels,
+    markdown,
+    noun,
+    nouns,
+    plural,
+    short_names,
+)
+from analysis.loading.probes import mutual_information
+from analysis.loading.results import TABLES
+from analysis.loading.tables import architectures, series_names, task_names
+from analysis.plotting import axes, sentence_maps, sketches, style
 from analysis.report import latex
 from analysis.report import markdown as pages
 
@@ -90,9 +98,9 @@ NUMBERS = (
 FORMATS = {
     **{
         one.__name__: one
-        for one in (units.number, units.whole, units.engineering, units.memory, units.percent)
+        for one in (files.number, files.whole, files.engineering, files.memory, files.percent)
     },
-    **{one.__name__: one for one in (units.deviation, units.duration, number_text)},
+    **{one.__name__: one for one in (files.deviation, files.duration, number_text)},
     "bytes": axes.bytes_text,
     "length": lambda value: axes._length(value, None),
 }
@@ -150,12 +158,12 @@ def test_numbers():
         (0.12346, 0.12345),
         (300, 250),
     ):
-        decimals = units.difference_decimals(size, half)
+        decimals = files.difference_decimals(size, half)
         lines.append(
-            f"{size} ± {half}: {decimals} {units.signed(-size, decimals)} {interval_text(size, half)}"
+            f"{size} ± {half}: {decimals} {files.signed(-size, decimals)} {interval_text(size, half)}"
         )
     lines += [
-        units.listing(list("abcdefghij")[:count], limit)
+        files.listing(list("abcdefghij")[:count], limit)
         for count in (0, 1, 2, 3, 8, 9, 10)
         for limit in (1, 3, 8)
     ]
@@ -167,10 +175,10 @@ def test_texts():
     lines = []
     for text in TEXTS:
         lines.append(
-            f"{text!r}: md {pages.escape(text)!r} tex {latex.escape(text)!r} visible {units.visible(text)!r} "
+            f"{text!r}: md {pages.escape(text)!r} tex {latex.escape(text)!r} visible {files.visible(text)!r} "
         )
-        token = token_labels.token_label
-        lines.append(f"  pictured {units.pictured(text)!r} token {token(text)!r} {token(text, 4)!r}")
+        token = sentence_maps.token_label
+        lines.append(f"  pictured {files.pictured(text)!r} token {token(text)!r} {token(text, 4)!r}")
         color = style.series_styles([(text, None)])[text].color
         lines.append(f"  word {word('runs', text)} fenced {pages.fenced(text, 'yaml')!r} {color}")
     recorded.check(RECORDED / "texts.txt", lines)
@@ -258,13 +266,13 @@ def test_captions_styles_and_orders():
         }
     )
     told = (
-        captions.provenance_text,
-        captions.test_set_text,
-        captions.split_text,
-        captions.sentence_text,
-        captions.rates_text,
+        style.provenance_text,
+        style.test_set_text,
+        style.split_text,
+        style.sentence_text,
+        style.rates_text,
     )
-    told += (captions.labels_with_data, captions.band_text, captions.dots_text)
+    told += (style.labels_with_data, style.band_text, style.dots_text)
     parts = (
         table,
         table.iloc[[1]],
@@ -272,7 +280,7 @@ def test_captions_styles_and_orders():
         table.assign(split=None, given=None, rates=1, seed=None),
     )
     lines = [f"{one.__name__}: {one(part)}" for part in parts for one in told]
-    lines += [captions.absent_text(table, "None of"), captions.absent_text(table.iloc[:2], "None of")]
+    lines += [style.absent_text(table, "None of"), style.absent_text(table.iloc[:2], "None of")]
     names = [
         ("dense", "#0072b2"),
         *((f"m{n}", "#d55e00") for n in range(5)),
@@ -282,8 +290,8 @@ def test_captions_styles_and_orders():
     ]
     lines += [f"{label}: {found}" for label, found in style.series_styles(names).items()]
     for choices in ([0, 1, 2], [0, 9], [*range(12), 11, 10], [3]):
-        colors = choice_colors.choice_colors(pd.Series(choices))
-        patches = choice_colors.choice_legend(colors, "door")
+        colors = style.choice_colors(pd.Series(choices))
+        patches = style.choice_legend(colors, "door")
         lines.append(
             f"{choices}: {colors} {[(one.get_label(), to_hex(one.get_facecolor())) for one in patches]}"
         )
@@ -334,10 +342,10 @@ def test_columns():
 def test_masks_of_mixers():
     """A line a query: for each key its group, and how strong it is, in tenths; of keys out of reach nothing."""
     lines = []
-    for name in (*masks.PATTERNS, "unknown"):
+    for name in (*sketches.PATTERNS, "unknown"):
         lines.append(f"# {name}")
         found: dict[int, list[str]] = {}
-        for query, _, strength, group in masks.cells(name):
+        for query, _, strength, group in sketches.cells(name):
             found.setdefault(query, []).append("." if strength == 0 else f"{group}:{10 * strength:.4f}")
         lines += [" ".join(row) for row in found.values()]
     recorded.check(RECORDED / "masks.txt", lines)

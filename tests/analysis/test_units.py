@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from analysis import units
+from analysis import files
 from analysis.plotting.axes import bytes_text
 
 
@@ -24,7 +24,7 @@ from analysis.plotting.axes import bytes_text
     ],
 )
 def test_memory_is_in_binary_units(size, said):
-    assert units.memory(size) == said
+    assert files.memory(size) == said
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_memory_is_in_binary_units(size, said):
     ],
 )
 def test_three_digits_with_their_suffix(value, said):
-    assert units.engineering(value) == said
+    assert files.engineering(value) == said
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_three_digits_with_their_suffix(value, said):
     ],
 )
 def test_numbers_of_quality(value, said):
-    assert units.number(value) == said
+    assert files.number(value) == said
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_numbers_of_quality(value, said):
     ],
 )
 def test_durations(seconds, said):
-    assert units.duration(seconds) == said
+    assert files.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_ticks_of_bytes_are_in_the_largest_unit_that_leaves_one(size, said):
 
 
 def test_shares_counts_and_lists():
-    assert (units.percent(0.4567), units.percent(None)) == ("45.7 %", "–")
-    assert (units.whole(1234.5), units.whole(1235.5), units.whole(math.nan)) == ("1,234", "1,236", "–")
-    assert [units.listing(range(n), 3) for n in range(6)] == [
+    assert (files.percent(0.4567), files.percent(None)) == ("45.7 %", "–")
+    assert (files.whole(1234.5), files.whole(1235.5), files.whole(math.nan)) == ("1,234", "1,236", "–")
+    assert [files.listing(range(n), 3) for n in range(6)] == [
         "none",
         "0",
         "0 and 1",
@@ -122,4 +122,4 @@ def test_shares_counts_and_lists():
     [(1.364, "+136.4%"), (-0.0934, "-9.3%"), (-0.9996, "-99.96%"), (-0.99998, "-99.998%"), (-1, "-100.0%")],
 )
 def test_all_of_something_is_missing_only_where_nothing_is_left(value, said):
-    assert units.deviation(value) == said
+    assert files.deviation(value) == said

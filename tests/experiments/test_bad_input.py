@@ -14,7 +14,7 @@ import torch
 from support.program import Lab, Outcome, write_text
 
 from experiments.bench.run_suite import SUITES
-from experiments.configuration import hydra_errors
+from experiments.configuration import explain
 from zoo import registry
 
 WAYS = pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     block = registry.get("mixer", "attention")
     blocks = {**registry.blocks("mixer"), "attention": dataclasses.replace(block, config=Options)}
     monkeypatch.setitem(registry._BLOCKS, "mixer", blocks)
-    said = hydra_errors.explain(ValueError("Unexpected type annotation"))
+    said = explain.explain(ValueError("Unexpected type annotation"))
     assert said.startswith(
         "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation"
     )
@@ -173,7 +173,7 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
 def test_an_error_that_no_rule_explains_is_told_with_its_cause():
     error = ValueError("it cannot be read")
     error.__cause__ = OSError("the disk is gone")
-    assert hydra_errors.explain(error) == "it cannot be read the disk is gone"
+    assert explain.explain(error) == "it cannot be read the disk is gone"
 
 
 @pytest.mark.slow

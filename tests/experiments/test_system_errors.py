@@ -14,7 +14,7 @@ import pytest
 from support.program import Lab, Outcome
 
 from experiments.cli import main
-from experiments.system import os_errors
+from experiments.system import machine
 
 
 @contextlib.contextmanager
@@ -159,6 +159,6 @@ def _onto(lab: Lab, out, *words: str) -> Outcome:
     ],
 )
 def test_errors_of_the_system_say_what_to_do(error: OSError, says: str):
-    line = os_errors.explain(error)
+    line = machine.explain(error)
     assert line.startswith(says)
     assert line.endswith("then give the same command again")

@@ -17,15 +17,14 @@ from support.task_lab import TaskLab
 
 import analysis
 import experiments
-from analysis.comparing.comparison_table import ranking_metric
+from analysis.comparing.tables import ranking_metric
 from analysis.comparing.verdicts import families
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE
 from experiments.planning.plan import plan
-from experiments.probing import probe_tables
-from experiments.runs.folders import read_metrics
-from experiments.runs.load_run import recorded_data
+from experiments.probing import probe_run
+from experiments.runs import read_metrics, recorded_data
 from experiments.scoring.tasks import TaskScore, accuracies, score_sequences, write_answers
 from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, ModelConfig, UserError
@@ -236,8 +235,8 @@ def test_probes_tell_where_attention_looks_for_an_answer(finished: TaskLab, monk
     task_set = TaskSet(recorded_data(run / "config.yaml"))
     tokens, targets, _ = (field[0] for field in dataclasses.astuple(task_set.held_out("validation").first(1)))
     questions = np.flatnonzero(targets != IGNORE)
-    measures = [row for row in probe_tables.read(run, "measures") if row[8].startswith("answer_")]
-    maps = [row for row in probe_tables.read(run, "maps") if row[3] == "attention"]
+    measures = [row for row in probe_run.read(run, "measures") if row[8].startswith("answer_")]
+    maps = [row for row in probe_run.read(run, "maps") if row[3] == "attention"]
     for head in (0, 1):
         looked = sum(
             weight
@@ -247,7 +246,7 @@ def test_probes_tell_where_attention_looks_for_an_answer(finished: TaskLab, monk
         found = {row[8]: (row[9], row[10]) for row in measures if row[4] == head}
         assert found["answer_mass"] == (pytest.approx(looked / 2, abs=0.01), 2)
         assert found["answer_uniform"] == (pytest.approx(np.mean(1 / (questions + 1))), 2)
-    assert [row[2] for row in probe_tables.read(run, "sentence")] == [task_set.task.word(x) for x in tokens]
+    assert [row[2] for row in probe_run.read(run, "sentence")] == [task_set.task.word(x) for x in tokens]
 
 
 @LONG

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernels
 from kernels import ops
-from kernels.gradients import first_order
+from kernels.autograd import first_order
 
 
 def backwards():

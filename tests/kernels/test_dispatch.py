@@ -8,7 +8,7 @@ from support.kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
 from kernels.dispatch import Operation, never, only_when_named
-from kernels.ops.attention.plugin_backend import register_plugin
+from kernels.ops.attention import register_plugin
 
 
 def two_backends() -> Operation:

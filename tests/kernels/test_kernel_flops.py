@@ -6,7 +6,7 @@ from support.kernel_cases import packed, qkv
 from torch.utils.flop_counter import flop_registry
 
 from kernels import attention, indexer_kl, lightning_topk, sparse_attention, timeline_attention
-from kernels.flops import FORMULAS, flop_counter
+from kernels.autograd import FORMULAS, flop_counter
 
 
 def count(call, *inputs: torch.Tensor) -> tuple[int, int]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from experiments.bench import timing
-from experiments.bench.cases import CASES
-from experiments.bench.cases.call import Call, Case
+from experiments.bench.cases import CASES, Call, Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

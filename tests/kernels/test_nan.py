@@ -235,7 +235,7 @@ COMPILED = """
     import triton.language as tl
     from triton.backends.compiler import GPUTarget
 
-    from kernels.ops.delta_rule.triton_tiles import load_shared_gates
+    from kernels.ops.delta_rule.triton_forward import load_shared_gates
 
     @triton.jit
     def plain(x, out, N: tl.constexpr):

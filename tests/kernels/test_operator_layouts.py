@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import kernels
 from kernels import ops
-from kernels.ops.sparse_attention.torch_ops import sparse_attention_op
+from kernels.ops.sparse_attention.torch_form import sparse_attention_op
 
 
 def layout(x: Tensor) -> tuple:

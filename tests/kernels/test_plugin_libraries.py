@@ -18,13 +18,11 @@ from support.kernel_cases import packed
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels import attention, short_conv, timeline_attention
+from kernels import attention, short_conv, timeline_attention, triton_common
 from kernels.dispatch import never
 from kernels.ops.attention import OPERATION as ATTENTION
 from kernels.ops.timeline_attention import OPERATION as TIMELINES
-from kernels.plugins import flash
-from kernels.plugins.lookup import ABSENT, look_up
-from kernels.triton_common import serving
+from kernels.plugins import ABSENT, flash, look_up
 
 # ruff: noqa: E704  a signature is a line
 
@@ -370,13 +368,13 @@ def test_a_triton_that_cannot_be_imported_is_refused_with_its_reason(monkeypatch
         return found(name, *more)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    serving._fault.cache_clear()
+    triton_common._fault.cache_clear()
     try:
-        assert not serving.interpreted()
+        assert not triton_common.interpreted()
         with pytest.raises(ValueError, match=f"triton cannot be imported \\({error}\\)"):
             short_conv(torch.zeros(1, 4, 2), torch.zeros(2, 3), backend="triton")
     finally:
-        serving._fault.cache_clear()
+        triton_common._fault.cache_clear()
 
 
 @pytest.mark.slow

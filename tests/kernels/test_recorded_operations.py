@@ -15,9 +15,9 @@ from support.operation_cases import Call, apart, as_dtype, run, tensors_of, with
 from torch import Tensor
 
 import kernels
+from kernels.autograd import backward_share, flop_counter
 from kernels.dispatch import Operation
-from kernels.flops import backward_share, flop_counter
-from kernels.masks import pack, penalties, unpack
+from kernels.indices import pack, penalties, unpack
 from kernels.ops.mesa import mesa_residuals
 
 FOLDER = Path(__file__).parent / "recorded"

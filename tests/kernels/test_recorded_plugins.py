@@ -10,11 +10,11 @@ from support import recorded
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen as torch_varlen
 
-from kernels import attention
+from kernels import attention, plugins
 from kernels.dispatch import never
 from kernels.ops.attention import OPERATION as ATTENTION
 from kernels.ops.timeline_attention import OPERATION as TIMELINES
-from kernels.plugins import limits, varlen
+from kernels.plugins import varlen
 
 FOLDER = Path(__file__).parent / "recorded"
 SHAPES = (
@@ -36,7 +36,7 @@ def of_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with FakeTensorMode():
         for title, qk, v, dtype, device in SHAPES:
             given = [torch.empty(size, dtype=dtype, device=device) for size in (qk, qk, v)]
-            yield f"{title}: {limits.flash_refuses(*given)}; {varlen.refuses(*given)}"
+            yield f"{title}: {plugins.flash_refuses(*given)}; {varlen.refuses(*given)}"
         given = [torch.empty(SHAPES[0][1], dtype=torch.bfloat16, device="cuda") for _ in range(3)]
         for missing in ALL_OPTIONS:
             monkeypatch.setattr(varlen, "_options", lambda missing=missing: without(missing))

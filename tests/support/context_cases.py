@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from support.context_traffic import received
 from support.contract_cases import WIDTH, Case, boundaries, build, cases, keys, tokens
 from zoo import Context, Mixer, context_parallel
-from zoo.context_parallel import gather, swap
 
 TIME = 72
 """Tokens of a batch: 2, 3 and 4 ranks divide them, and a shard of 4 ranks has more than a convolution's 4."""
@@ -184,10 +183,13 @@ def _loss_error(seed: int, ctx: Context) -> float:
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.
 MISTAKES: dict[str, tuple[str, Callable]] = {
-    "operations.gather": ("attention", lambda x, shard: gather.gather(x.detach(), shard) + 0 * x.sum()),
+    "operations.gather": (
+        "attention",
+        lambda x, shard: context_parallel.gather(x.detach(), shard) + 0 * x.sum(),
+    ),
     "operations.halo": ("gated_conv", lambda last, shard: 0 * last),
     "operations.fold": ("kda", lambda transition, increment, shard: 0 * increment),
-    "operations.to_time": ("path_fox", lambda x, shard: swap.to_time(x.flip(2), shard)),
+    "operations.to_time": ("path_fox", lambda x, shard: context_parallel.to_time(x.flip(2), shard)),
     "operations.total": ("gsa", lambda x, shard: x * shard.size),
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import kernels
 from kernels import AdaptiveK
-from kernels.ops.attention.torch_ops import segment_attention
+from kernels.ops.attention import segment_attention
 from support.formula import uniform, whole
 
 

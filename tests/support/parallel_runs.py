@@ -14,14 +14,13 @@ import torch
 
 from experiments.configuration.compose import architectures, presets_to_compare
 from experiments.configuration.schema import Config
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
-from experiments.system.preemption import Paused
+from experiments.system.signals import Paused
 from experiments.system.torchrun import leave
-from experiments.training.callbacks.checkpoints import Pause, save_checkpoint
-from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.nonfinite import NonFinite
+from experiments.training.callbacks import Pause, save_checkpoint
+from experiments.training.lightning_modules import LanguageModelling, NonFinite
 from experiments.training.train import make_trainer, silence_lightning, spread
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.recompute import Recompute

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.loading import selection as selections
+from analysis.loading import tables as selections
 from analysis.loading.results import Results, _runs_frame, _unfinished_frame
-from analysis.loading.split_tables import SPLIT_TABLES
+from analysis.loading.tables import SPLIT_TABLES
 
 COLORS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 BLOCKS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.loading.probe_tables import FOLDER, RECORD, TABLES
+from analysis.loading.results import FOLDER, RECORD, TABLES
 
 MODELS = {
     "transformer": ("FFFF", "#4D4D4D"),

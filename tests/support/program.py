@@ -24,7 +24,7 @@ import torch
 from experiments.cli import main
 from experiments.configuration.compose import compose
 from experiments.configuration.schema import Config
-from experiments.runs.folders import WALL_CLOCK_COLUMNS, read_metrics
+from experiments.runs import WALL_CLOCK_COLUMNS, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = str(ROOT / "run.py")

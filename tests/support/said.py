@@ -6,18 +6,24 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from analysis import caveats as speeds
 from analysis import gallery
-from analysis.caveats import speeds
-from analysis.caveats.comparison import caveats
-from analysis.comparing.answer import answers
-from analysis.comparing.comparison_table import compare, comparison_text, order_metric, with_final_validation
-from analysis.comparing.verdicts import families
-from analysis.errors import NoData
+from analysis.caveats import caveats
+from analysis.comparing.tables import compare, comparison_text, order_metric, with_final_validation
+from analysis.comparing.verdicts import answers, families
+from analysis.files import NoData
 from analysis.loading.results import Results
-from analysis.report import latex, summary
-from analysis.report.layouts import layouts
-from analysis.report.report_columns import BALANCE, QUALITY, comparison, rows, run_fields, sort_key
-from analysis.report.task_page import task_page
+from analysis.report import content, latex
+from analysis.report.columns import (
+    BALANCE,
+    QUALITY,
+    comparison,
+    layouts,
+    rows,
+    run_fields,
+    sort_key,
+    task_page,
+)
 from support.recorded import flat
 from support.seen_figures import figure_lines
 
@@ -35,9 +41,9 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
         yield f"answer {answer.title!r}"
         yield from (f"  {sentence}" for sentence in answer.sentences)
     yield from (f"notice: {text}" for text in caveats(results))
-    yield summary.title(runs)
+    yield content.title(runs)
     table = compare(runs, baseline)
-    yield summary.paragraph(runs, table["label"])
+    yield content.paragraph(runs, table["label"])
     yield from digest(table)
     yield f"speeds: {speeds.conditions(runs)}"
     for of_tasks in (False, True):
@@ -46,9 +52,9 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
             yield from table_lines(comparison(metric, of_tasks), part)
             yield from latex.table(comparison(metric, of_tasks), rows(part), "caption").splitlines()
     yield from table_lines(run_fields(runs), runs.assign(anchor=""))
-    yield from flat(known(summary.machines(runs)), "machines")
-    yield from flat(known(summary.versions(runs)), "versions")
-    yield from (f"missing: {text}" for text in summary.missing(runs, []))
+    yield from flat(known(content.machines(runs)), "machines")
+    yield from flat(known(content.versions(runs)), "versions")
+    yield from (f"missing: {text}" for text in content.missing(runs, []))
     page = task_page(results, baseline)
     if len(page.rows):
         yield page.note

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from experiments.runs.folders import read_metrics
+from experiments.runs import read_metrics
 from support.program import Lab, Process, assert_same_run
 
 STEPS = 1200

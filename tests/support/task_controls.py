@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE
 
 Parts = tuple[np.ndarray, np.ndarray]
 

@@ -10,7 +10,7 @@ import torch
 from support.contract_cases import tokens
 from torch import nn
 
-from experiments.bench.hugging_face.architectures import family_of, make_deepseek, make_lfm2, make_llama
+from experiments.bench.hugging_face import family_of, make_deepseek, make_lfm2, make_llama
 from experiments.configuration.compose import overlay
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.config import from_dict

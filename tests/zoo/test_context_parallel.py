@@ -19,7 +19,7 @@ from support.tree_copy import ROOT
 
 import zoo.context_parallel
 from zoo import Context, Dims, UserError, registry
-from zoo.context_parallel.shard import Shard
+from zoo.context_parallel import Shard
 
 LIMIT = 1e-9
 SIZES = (2, 4)
@@ -178,7 +178,7 @@ def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
 def test_a_convolution_sees_the_tokens_before_a_shard_from_the_sequences_first_on(begin, monkeypatch):
     rank_of_four(monkeypatch, 1)  # tokens 18 to 35
     before = torch.arange(15.0, 18.0)[None, :, None]
-    monkeypatch.setattr(zoo.context_parallel.operations, "halo", lambda last, shard: before)
+    monkeypatch.setattr(zoo.context_parallel, "halo", lambda last, shard: before)
     cut = Context.of(tokens(1, 72), torch.tensor([0, begin, 72], dtype=torch.int32)).cut()
     seen = cut.inputs_before(torch.zeros(1, 18, 1), 3)
     assert seen.flatten().tolist() == [float(place) if place >= begin else 0.0 for place in (15, 16, 17)]
@@ -193,7 +193,7 @@ def test_a_rank_s_heads_meet_their_kv_heads_whatever_the_ranks_divide(
     rank_of_four(monkeypatch, 1)
     swapped = {"to_heads": lambda x, shard: x.chunk(shard.size, 2)[shard.rank], "to_time": lambda o, _: o}
     for name, exchange in swapped.items():
-        monkeypatch.setattr(zoo.context_parallel.operations, name, exchange)
+        monkeypatch.setattr(zoo.context_parallel, name, exchange)
     q, k = (torch.arange(number).view(1, 1, number, 1) for number in (heads, kv_heads))
     met = []
     Context.of(tokens(1, 4)).cut().by_heads(lambda q, k, **_: met.append((q, k)) or q, q, k)

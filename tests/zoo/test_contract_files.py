@@ -7,7 +7,7 @@ import torch
 from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, tokens
 
 import zoo
-from kernels.flops import backward_share
+from kernels.autograd import backward_share
 from zoo import ModelConfig, cost
 from zoo.config import from_dict
 from zoo.model import on_meta
@@ -29,7 +29,7 @@ def test_an_exported_model_loads_bit_for_bit(case, tmp_path):
 @pytest.mark.slow
 @every_case
 def test_cost_is_read_from_the_meta_device(case):
-    """Training costs three forwards, except where an operator has declared another backward (kernels.flops)."""
+    """Training costs three forwards, except where an operator has declared another backward (kernels.autograd)."""
     config = case.config()
     model = on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
     real = build(config, dtype=torch.float32)

@@ -10,7 +10,7 @@ from support.state_rows import state_rows
 from zoo import Context
 from zoo.generate import prefill
 from zoo.model import LanguageModel
-from zoo.modules.states import join_states, select_sequences
+from zoo.modules.caches import join_states, select_sequences
 
 RAGGED = (0, 1, 3, 4, 37, 66, LONG)
 """Chunks of one token, of two, past a chunk of 32 tokens, and a rest."""

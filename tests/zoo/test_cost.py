@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.flops import FORMULAS, flop_counter
+from kernels.autograd import FORMULAS, flop_counter
 from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
 from zoo.config import from_dict
 from zoo.model import Layer, on_meta

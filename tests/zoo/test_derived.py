@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.modules.derived import Derived
+from zoo.modules.layers import Derived
 
 
 class Doubled(nn.Linear):

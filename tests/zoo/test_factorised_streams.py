@@ -10,8 +10,7 @@ from zoo import LanguageModel, ModelConfig, cost
 from zoo.interfaces import Dims
 from zoo.model import on_meta
 from zoo.recompute import Recompute
-from zoo.residuals.factorised_streams import FactorisedStreams, harmonics, retained
-from zoo.residuals.shc import SHCConfig
+from zoo.residuals.shc import FactorisedStreams, SHCConfig, harmonics, retained
 
 D, N = 6, 4
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=3)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.contract_cases import build, fast_for_mixers, tokens
 
-from zoo.modules.caches import GroupedKVCache, KVCache
-from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
+from zoo.modules.caches import GroupedKVCache, KVCache, fill_state, join_states, select_sequences, state_bytes
 
 
 @fast_for_mixers

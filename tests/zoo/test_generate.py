@@ -6,8 +6,7 @@ from support.contract_cases import VOCAB, build, tokens
 
 import zoo
 from zoo import ModelConfig, UserError
-from zoo.generate import prefill
-from zoo.sampling import Sampling
+from zoo.generate import Sampling, prefill
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ from support.contract_cases import SEQ_LEN, VOCAB, build, tokens
 import zoo
 from zoo import ModelConfig, UserError
 from zoo.config import from_dict
-from zoo.files import write_atomic
+from zoo.files import INDEX, REST, read_rest, write_atomic
 from zoo.io import card, read_card
-from zoo.sharded_files import INDEX, REST, read_rest
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.config import from_dict
 from zoo.errors import UserError
-from zoo.matching import match_parameters
-from zoo.matching.hidden_width import _width
+from zoo.matching import _width, match_parameters
 
 LETTERS = sorted(registry.mixer_by_letter())
 

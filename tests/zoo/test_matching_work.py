@@ -8,8 +8,7 @@ import pytest
 from zoo import ModelConfig, cost, registry
 from zoo.config import from_dict
 from zoo.errors import UserError
-from zoo.matching import match
-from zoo.matching.layer_states import _near, _root
+from zoo.matching import _near, _root, match
 from zoo.model import on_meta
 
 SMALL = {"d_model": 64, "n_heads": 4, "depth": 4}

@@ -7,8 +7,7 @@ from support.contract_cases import SEQ_LEN, VOCAB, build, keys, tokens
 
 import zoo
 from zoo import Context, ModelConfig, UserError, cost
-from zoo.channels.moe import MoE, MoEConfig, expert_hidden
-from zoo.channels.moe_balance import LoadBalance, order_by_expert
+from zoo.channels.moe import LoadBalance, MoE, MoEConfig, expert_hidden, order_by_expert
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
 from zoo.interfaces import Dims, set_step
 from zoo.model import on_meta

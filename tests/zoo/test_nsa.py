@@ -5,7 +5,7 @@ import torch
 from support.margins import below
 from torch import Tensor
 
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
 from zoo.interfaces import Dims

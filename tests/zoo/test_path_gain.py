@@ -11,8 +11,8 @@ from support.margins import below
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 from zoo.interfaces import Dims, set_step
+from zoo.residuals.hyper_connections import CappedResidual
 from zoo.residuals.ohc import series_slope
-from zoo.residuals.path_gain import CappedResidual
 
 D, GAIN = 6, 0.1
 ROUNDING = 1 + 1e-9  # of products of 24 numbers in fp64, through a solve of 4 by 4

@@ -14,8 +14,8 @@ from support.margins import above, below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
 from zoo.probes import ProbeEvent, probe_model
+from zoo.probes.measure import Row
 from zoo.probes.measures.mixing import Mixing
-from zoo.probes.probe_row import Row
 
 BATCH, TIME = 2, 5
 PARTS = ("mixer", "channel")

@@ -19,23 +19,23 @@ from support.formula import checksum, fill, shape, uniform, whole
 from torch import Tensor
 
 from kernels import AdaptiveK, gumbel_noise
-from zoo import LanguageModel, ModelConfig, registry, sampling
+from zoo import LanguageModel, ModelConfig, registry
+from zoo import generate as sampling
 from zoo.config import LAYOUTS, from_dict, layout_name, read_pattern, used
 from zoo.context import Context
-from zoo.context_parallel.shard import Shard
+from zoo.context_parallel import Shard
 from zoo.errors import unknown
 from zoo.generate import generate, prefill
 from zoo.interfaces import Dims, StepBuffer
 from zoo.io import build, card, export, load, read_card
 from zoo.matching import match
-from zoo.mixers.gsa import GSAConfig
+from zoo.mixers.gsa import GSAConfig, Warmup
 from zoo.mixers.gsa import sizes as gsa_sizes
-from zoo.mixers.gsa_indexer import Warmup
 from zoo.mixers.nsa import NSAConfig, summaries
 from zoo.mixers.nsa import sizes as nsa_sizes
 from zoo.model import on_meta
 from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, output_std
-from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
+from zoo.modules.caches import fill_state, join_states, select_sequences, state_bytes
 from zoo.options import (
     default_kv_heads,
     default_recurrent_heads,
@@ -43,11 +43,11 @@ from zoo.options import (
     head_width,
     kv_heads,
 )
-from zoo.probes.matrix_norms import chain_product, matrix_norms
+from zoo.probes.measure import chain_product, matrix_norms
 from zoo.recompute import Recompute, block_length
-from zoo.residuals.factorised_streams import harmonics, retained
 from zoo.residuals.hyper_connections import HyperConfig, initial_biases, patterns, warmup
 from zoo.residuals.ohc import series_slope
+from zoo.residuals.shc import harmonics, retained
 from zoo.tokenization import ByteTokenizer, from_json, tokenizer
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -12,8 +12,7 @@ from support.formula import fill, uniform, whole
 from zoo import LanguageModel
 from zoo.interfaces import set_step
 from zoo.probes import Probe, ProbeEvent, all_measures, correct_averages, event_kinds, probe_model
-from zoo.probes.probe_row import Row, buckets
-from zoo.probes.stream_rank import smallest_rank
+from zoo.probes.measure import Row, buckets, smallest_rank
 
 FOLDER = Path(__file__).parent / "recorded" / "probes"
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from support.formula import uniform
 
-from zoo.sharded_files import marker, read_rest, read_whole, replace
+from zoo.files import marker, read_rest, read_whole, replace
 
 
 def test_a_marker_says_name_shape_and_dtype():

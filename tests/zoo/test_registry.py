@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 import zoo.config
-from analysis.plotting.masks import PATTERNS
+from analysis.plotting.sketches import PATTERNS
 from zoo import ModelConfig, UserError, register_channel, register_mixer, register_residual, registry
 from zoo.interfaces import Mixer
 from zoo.model import letters_of

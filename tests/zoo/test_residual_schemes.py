@@ -10,9 +10,8 @@ from zoo import LanguageModel, ModelConfig, UserError, registry
 from zoo.interfaces import Dims, Streams
 from zoo.model import on_meta
 from zoo.modules import RMSNorm
-from zoo.probes.matrix_norms import chain_product, matrix_norms
-from zoo.residuals.hyper_connections import HyperResidual
-from zoo.residuals.hyper_step import takes_step
+from zoo.probes.measure import chain_product, matrix_norms
+from zoo.residuals.hyper_connections import HyperResidual, takes_step
 from zoo.residuals.ohc import OHC, OHCConfig
 from zoo.residuals.shc import SHC, SHCConfig
 

@@ -12,7 +12,7 @@ from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
 from zoo.options import added, at_least, grouped_kv_heads, one_of, positive
-from zoo.probes.attention_events import attention_values, record_gates
+from zoo.probes.events import attention_values, record_gates
 from zoo.registry import register_mixer
 
 

@@ -12,7 +12,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.options import added, at_least, even_width, head_width, one_of, positive
-from zoo.probes.attention_events import attention_values
+from zoo.probes.events import attention_values
 from zoo.registry import register_mixer
 
 

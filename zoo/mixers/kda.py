@@ -11,7 +11,7 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.options import added, at_least, default_recurrent_heads, head_width, one_of
-from zoo.probes.recurrence_events import recurrence_values
+from zoo.probes.events import recurrence_values
 from zoo.registry import register_mixer
 
 DECAYS = ("channel", "head")

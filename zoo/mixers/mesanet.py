@@ -14,7 +14,7 @@ from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import ForgetGate, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.options import added, at_least, default_recurrent_heads, head_width
 from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
-from zoo.probes.recurrence_events import recurrence_values
+from zoo.probes.events import recurrence_values
 from zoo.registry import register_mixer
 
 LAMBDA_FLOOR = 0.25

@@ -11,7 +11,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
 from zoo.options import added, at_least, head_width, one_of, positive
-from zoo.probes.attention_events import attention_values
+from zoo.probes.events import attention_values
 from zoo.registry import register_mixer
 
 

@@ -12,7 +12,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
 from zoo.options import added, at_least, one_of
-from zoo.probes.recurrence_events import recurrence_values
+from zoo.probes.events import recurrence_values
 from zoo.registry import register_mixer
 
 UPDATES = ("gated_delta", "gated_linear", "linear")

@@ -7,17 +7,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.mixers.nsa_compression import Compress
-from zoo.modules import KVCache, OutputProjection, by_sequence, fp32_linear, positions
+from zoo.modules import INIT_STD, KVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.options import added, at_least, default_kv_heads, even_width, head_width, kv_heads, positive
-from zoo.probes.attention_events import record_branch_attention
+from zoo.probes.events import record_branch_attention
 from zoo.registry import register_mixer
+
+# The compression MLP of native sparse attention: one summary for each block of tokens.
+
+
+class Compress(nn.Module):
+    """φ: x [..., l, K] -> W_2·SiLU(W_1·vec(x + E)) [..., K], hidden K, shared by the heads."""
+
+    decays = ("positions",)
+
+    def __init__(self, block_size: int, width: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(block_size, width))
+        self.up = nn.Linear(block_size * width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the positions E with std 0.02."""
+        nn.init.normal_(self.positions, std=INIT_STD, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Blocks x [..., l, K] -> summaries [..., K]."""
+        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from zoo.modules import (
     l2norm,
 )
 from zoo.options import added, at_least, head_width, kv_heads
-from zoo.probes.attention_events import attention_values
+from zoo.probes.events import attention_values
 from zoo.registry import register_mixer
 
 RANK = 32

@@ -1,6 +1,6 @@
 """Layers and other parts that several blocks share."""
 
-from zoo.modules.caches import GroupedKVCache, KVCache, RowCache
+from zoo.modules.caches import GroupedKVCache, KVCache, RowCache, by_sequence, positions
 from zoo.modules.layers import (
     INIT_STD,
     NORM_EPS,
@@ -14,7 +14,6 @@ from zoo.modules.layers import (
     l2norm,
     output_std,
 )
-from zoo.modules.states import by_sequence, positions
 
 __all__ = [
     "INIT_STD",

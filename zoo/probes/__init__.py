@@ -6,10 +6,9 @@ A measure is a class in a file of zoo/probes/measures/, or in the file of the bl
 `@register_measure`; it takes the events of its kinds and returns rows. The columns of `Row` are the table's.
 """
 
-from zoo.probes import kinds  # noqa: F401 (registers them)
+from zoo.probes import events  # noqa: F401 (registers them)
 from zoo.probes.events import Probe, ProbeEvent, event_kinds, register_event
-from zoo.probes.measure import Measure, all_measures, correct_averages, register_measure
-from zoo.probes.probe_row import Row, by_head, row
+from zoo.probes.measure import Measure, Row, all_measures, by_head, correct_averages, register_measure, row
 from zoo.probes.run import evaluation_mode, probe_model
 from zoo.registry import discover
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from zoo.context import Context
 from zoo.probes.events import Probe, ProbeEvent
-from zoo.probes.measure import all_measures
-from zoo.probes.probe_row import Row
+from zoo.probes.measure import Row, all_measures
 
 if TYPE_CHECKING:  # blocks import this package, and the model imports blocks
     from zoo.model import LanguageModel

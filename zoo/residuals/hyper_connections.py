@@ -11,21 +11,85 @@ it run away.
 Source: hyper-connections (arXiv:2409.19606); mHC (arXiv:2512.24880), equations 5 and 7; the OrthGSA document.
 """
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
+from kernels.dispatch import autocasts
 from zoo.errors import UserError
 from zoo.interfaces import Dims, ParameterGroup, Residual, StepBuffer, Streams
 from zoo.modules import NORM_EPS, RMSNorm
-from zoo.modules.derived import Derived
-from zoo.options import added, at_least, one_of
-from zoo.residuals import hyper_step
+from zoo.modules.layers import Derived
+from zoo.options import added, at_least, one_of, positive
+
+# One token of a residual scheme with several streams on a CPU: its coefficients as Python's numbers.
+#
+# Decoding asks a scheme for coefficients twice a layer and token. They are a few dozen numbers, and an operation on a
+# tensor takes longer to start than Python takes for all of them; what is as wide as the model stays in tensors.
+
+MOST_SEQUENCES = 8
+"""The largest batch whose coefficients are computed one sequence after another."""
+
+
+class StepWeights(NamedTuple):
+    """mα·φ [rows, nD] and b [rows], the rows those of H_pre, H_post and H_res."""
+
+    weight: Tensor
+    bias: list[float]
+
+    @staticmethod
+    def of(phi: Tensor, scale: Tensor, bias: Tensor, n: int) -> StepWeights:
+        """From φ [2n + m, nD], mα [3] and b [2n + m]."""
+        rows = torch.cat([s.expand(k) for s, k in zip(scale, (n, n, len(phi) - 2 * n), strict=True)])
+        return StepWeights(rows[:, None] * phi, bias.tolist())
+
+    def logits(self, x: Tensor, eps: float) -> list[list[float]]:
+        """mα·x̂φ + b of the streams x [B, 1, n, D] of every sequence: B lists of as many numbers as rows."""
+        flat = x.flatten(1)
+        products, norms = F.linear(flat, self.weight), torch.linalg.vector_norm(flat, dim=-1)
+        inverse = [1 / math.sqrt(norm * norm / flat.shape[1] + eps) for norm in norms.tolist()]
+        return [
+            [r * y + b for y, b in zip(row, self.bias, strict=True)]
+            for r, row in zip(inverse, products.tolist(), strict=True)
+        ]
+
+
+def takes_step(x: Tensor, backend: str) -> bool:
+    """Return whether the streams x [B, T, n, D] are one token of a few sequences that these forms serve."""
+    return (
+        x.shape[1] == 1
+        and len(x) <= MOST_SEQUENCES
+        and not torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and backend in ("auto", "torch")
+        and x.dtype in (torch.float32, torch.float64)
+        and not autocasts(x)
+    )
+
+
+def sigmoids(logits: list[float]) -> list[float]:
+    """σ of every number; through tanh, which does not overflow."""
+    return [0.5 + 0.5 * math.tanh(0.5 * y) for y in logits]
+
+
+def read(x: Tensor, h_pre: Tensor) -> Tensor:
+    """y = H_pre·x: streams [B, 1, n, D] and h_pre [B, 1, n] -> [B, 1, D]."""
+    return torch.bmm(h_pre, x[:, 0])
+
+
+def write(x: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
+    """H_res·x + H_postᵀ·z: streams [B, 1, n, D] and z [B, 1, D] -> [B, 1, n, D]."""
+    mixed = torch.bmm(h_res[:, 0], x[:, 0])
+    return torch.addcmul(mixed, h_post.mT, z).unsqueeze(1)
+
 
 CLIPPING = ("together", "each")
 
@@ -150,10 +214,10 @@ class HyperResidual(Residual):
         """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
         n, batch = self.config.n_streams, len(x)
         sources = (*self._parameters.values(), self.clock.step, self.clock.total)
-        weights = self._weights(lambda: hyper_step.StepWeights.of(*self._affine(), n), *sources)
+        weights = self._weights(lambda: StepWeights.of(*self._affine(), n), *sources)
         rows = []
         for logits in weights.logits(x, NORM_EPS):
-            gates = hyper_step.sigmoids(logits[: 2 * n])
+            gates = sigmoids(logits[: 2 * n])
             rows.append([*gates[:n], *(2 * gate for gate in gates[n:]), *self.step_mixing(logits[2 * n :])])
         pre, post, res = torch.tensor(rows, dtype=x.dtype).split((n, n, n * n), 1)
         return Coefficients(pre.unsqueeze(1), post.unsqueeze(1), res.view(batch, 1, n, n))
@@ -175,9 +239,9 @@ class HyperResidual(Residual):
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
-        if hyper_step.takes_step(x, self.dims.backend):
+        if takes_step(x, self.dims.backend):
             coefficients = self.step(x)
-            return hyper_step.read(x, coefficients.pre), coefficients
+            return read(x, coefficients.pre), coefficients
         coefficients = self(x)
         return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
 
@@ -186,7 +250,7 @@ class HyperResidual(Residual):
 
         Coefficients, sum and `post` read the streams; each hands them on to the next, and adds to its gradient.
         """
-        if hyper_step.takes_step(x, self.dims.backend):
+        if takes_step(x, self.dims.backend):
             y, coefficients = self.pre(x)
             return norm(y), x, coefficients
         coefficients, x = self._coefficients(x)
@@ -195,8 +259,8 @@ class HyperResidual(Residual):
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""
-        if hyper_step.takes_step(x, self.dims.backend):
-            return hyper_step.write(x, z, coefficients.res, coefficients.post)
+        if takes_step(x, self.dims.backend):
+            return write(x, z, coefficients.res, coefficients.post)
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
@@ -279,3 +343,60 @@ def check(config: HyperConfig) -> None:
         raise UserError(
             "alpha=0 would keep coefficients from depending on the streams for ever; try alpha=0.01"
         )
+
+
+# A cap on what coefficients that depend on the streams do to the gradient: `gain` of `ohc` and `shc`.
+#
+# An H_res(x) that is orthogonal for every x does not make x → H_res(x)·x an isometry: its differential is H_res·dx +
+# dH_res·x. With x̂ = vec x/rms(x) and N = nD numbers a token, ‖x‖ = √N·rms(x) and ‖dx̂‖ ≤ ‖dx‖/rms(x), so that
+#
+#     ‖dH_res·x‖ ≤ |mα₂|·s·√N·‖dx‖,      s: ‖dH_res‖₂ ≤ |mα₂|·s·‖dx̂‖ (`sensitivity`, each scheme's own)
+#
+# whatever the size of x. Layers multiply these gains, and Adam drives α·φ up within fifty steps of a high rate. With
+# `gain` = g the scale mα₂ becomes mα₂·g/max(g, |mα₂|·s·√N), and ‖∂(H_res(x)x)/∂x − H_res‖₂ ≤ g for all x and all
+# weights.
+
+
+@dataclass
+class CappedConfig(HyperConfig):
+    """gain: the most that the way through H_res(x) may add to the norm of a gradient, in each sub-block, as a share of
+    it (null: no limit).
+
+    The rest as in HyperConfig.
+    """
+
+    gain: float | None = added(0.1, before=None)
+
+
+class CappedResidual(HyperResidual):
+    """A scheme with several streams whose mixing may not depend too strongly on them."""
+
+    config: CappedConfig
+
+    def __init__(self, config: CappedConfig, dims: Dims, n_res: int) -> None:
+        if config.gain is not None:
+            positive(config.gain, "gain of a residual scheme")
+        super().__init__(config, dims, n_res)
+
+    @abstractmethod
+    def sensitivity(self) -> Tensor:
+        """s of ‖dH_res‖₂ ≤ |mα₂|·s·‖dx̂‖, for all x; [] in at least fp32."""
+
+    def path_gain(self) -> Tensor:
+        """The bound |mα₂|·s·√(nD) of ‖∂(H_res(x)x)/∂x − H_res‖₂ before the cap, []."""
+        return self._bound(super().scale())
+
+    def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
+        """pre, post, res, and the bound of the path gain after the cap."""
+        return {**super().probe_values(coefficients), "path_gain": self._bound(self.scale())}
+
+    def scale(self) -> Tensor:
+        """mα [3]; that of H_res capped."""
+        scale = super().scale()
+        gain = self.config.gain
+        if gain is None:
+            return scale
+        return torch.cat([scale[:2], scale[2:] * (gain / self._bound(scale).clamp(min=gain))])
+
+    def _bound(self, scale: Tensor) -> Tensor:
+        return scale[2].abs() * self.sensitivity() * self.phi_res.shape[1] ** 0.5

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.ops.cayley.torch_ops import rotation_4
+from kernels.ops.cayley import rotation_4
 from zoo.interfaces import Dims
 from zoo.options import added, at_least, one_of, positive
 from zoo.registry import register_residual
-from zoo.residuals.hyper_connections import HyperResidual, MatrixResidual
-from zoo.residuals.path_gain import CappedConfig, CappedResidual
+from zoo.residuals.hyper_connections import CappedConfig, CappedResidual, HyperResidual, MatrixResidual
 
 
 @dataclass

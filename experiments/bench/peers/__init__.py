@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import Call
 
 UPPER_BOUNDS = frozenset({"copy"})
 """Forms that no kernel can beat; timed for comparison, not as peers."""

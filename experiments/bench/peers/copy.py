@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import Call
 
 
 def refuses(device: torch.device) -> str | None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases.attention import NSA
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import NSA, Call
 from experiments.bench.peers.shared import Make, needs, of_library
-from kernels.plugins.lookup import look_up
+from kernels.plugins import look_up
 
 
 def refuses(device: torch.device) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import Call
 from experiments.bench.peers.shared import Make, needs, of_library
 
 LIBRARY = "liger_kernel.transformers.functional"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases.call import Call
-from kernels.plugins.lookup import first_of, look_up
+from experiments.bench.cases import Call
+from kernels.plugins import first_of, look_up
 
 Make = Callable[[list[Call]], Callable[[], Any]]
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from experiments.bench import peers
-from experiments.bench.cases.attention import nsa
-from experiments.bench.cases.call import Call, call
-from experiments.bench.inputs import InputFactory
+from experiments.bench.cases import Call, call, nsa
+from experiments.bench.model_steps import InputFactory
 from experiments.bench.static.host_calls import on_triton
 from experiments.bench.static.operation_counts import WAYS
 

@@ -8,10 +8,10 @@ from statistics import median
 import torch
 
 from experiments.bench import timing
-from experiments.bench.inputs import InputFactory
-from experiments.bench.passes import MODES
+from experiments.bench.model_steps import InputFactory
 from experiments.bench.static.compared_operations import HALF, Operation
 from experiments.bench.static.operation_counts import WAYS
+from experiments.bench.timing import MODES
 
 
 def measure_times(operation: Operation, length: int, repeats: int) -> dict[tuple[str, str], float]:

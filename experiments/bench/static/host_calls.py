@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import Call
 from kernels.dispatch import never
-from kernels.ops.attention import torch_ops as attention_on_host
+from kernels.ops import attention as attention_on_host
 from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 

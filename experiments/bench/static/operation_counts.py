@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from experiments.bench.cases.call import Call
-from experiments.bench.operator_traffic import OperatorBytes
+from experiments.bench.cases import Call
+from experiments.bench.memory_traffic import OperatorBytes
 from experiments.bench.static import kernel_rows, time_model
 from experiments.bench.static.capture import Capture, Launch, capturing
 from experiments.bench.static.compiler import Compiler

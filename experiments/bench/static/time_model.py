@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from experiments.bench.roofline import PEAKS
+from experiments.bench.memory_traffic import PEAKS
 from experiments.bench.static.gpus import Gpu
 from experiments.bench.static.launch_traffic import Product
 

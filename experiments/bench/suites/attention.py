@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.bench import passes, result_table, timing
-from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
-from experiments.bench.cases.call import Call
-from experiments.bench.inputs import InputFactory
+from experiments.bench import result_table, timing
+from experiments.bench.cases import Call
+from experiments.bench.model_steps import InputFactory
+from experiments.bench.timing import SHORT_LENGTHS, lengths_within_budget
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 
 TIMELINES = 6
 REFERENCE_LIMIT = 4096
 """The reference writes T×T scores by definition; past this length it would only measure memory."""
-MODES = {"forward": passes.forward, "forward+backward": passes.forward_backward}
+MODES = {"forward": timing.forward, "forward+backward": timing.forward_backward}
 
 
 def run(config: Config) -> list[dict[str, Any]]:

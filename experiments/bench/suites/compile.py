@@ -18,14 +18,13 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, matching_names
-from experiments.bench.cases.call import Call
-from experiments.bench.passes import forward, forward_backward
+from experiments.bench.cases import CASES, Call, matching_names
 from experiments.bench.static.compiler import compile_for
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import equal_segments, on_triton
 from experiments.bench.static.specialization import Specialised, specialise
 from experiments.bench.static.translate import Translator
+from experiments.bench.timing import forward, forward_backward
 from experiments.configuration.schema import Config
 from kernels.triton_common import interpreted
 from zoo.errors import UserError

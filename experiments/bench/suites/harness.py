@@ -23,8 +23,8 @@ from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import Utilisation
 from experiments.parallel.group import pick_device, pick_precision
-from experiments.runs.folders import MetricLog
-from experiments.system.progress import Bar
+from experiments.runs import MetricLog
+from experiments.system.processes import Bar
 from experiments.training import callbacks
 from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
 from experiments.training.train import make_batches, make_model, make_trainer, silence_lightning

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.bench import peers, result_table, roofline, timing
-from experiments.bench.budget import GPU_LENGTHS
-from experiments.bench.cases import CASES, matching_names
-from experiments.bench.cases.call import Call, Case
-from experiments.bench.passes import Form, forward, forward_backward
+from experiments.bench import memory_traffic, peers, result_table, timing
+from experiments.bench.cases import CASES, Call, Case, matching_names
+from experiments.bench.timing import GPU_LENGTHS, Form, forward, forward_backward
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 from kernels.triton_common import interpreted
@@ -62,7 +60,7 @@ class _Measurement:
     def __init__(self, config: Config, case: Case, length: int, batch: int, device: torch.device) -> None:
         self.config, self.case, self.length, self.batch, self.device = config, case, length, batch, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.peaks = roofline.peaks_of(device)
+        self.peaks = memory_traffic.peaks_of(device)
         self.rows: list[dict[str, Any]] = []
 
     def __call__(self) -> list[dict[str, Any]]:
@@ -113,14 +111,14 @@ class _Measurement:
         timed |= timing.interleaved(quick, repeats, self.device, warm_up=0, clock=timing.on_device)
         medians = {name: timing.summary(times)["milliseconds_median"] for name, times in timed.items()}
         best = self._best(medians, calls)
-        total = roofline.totals(self.case.calls(*self._meta), mode, self.peaks)
+        total = memory_traffic.totals(self.case.calls(*self._meta), mode, self.peaks)
         for name, times in timed.items():
             self._row(name, mode, times, best, total, timing.peak_memory(runs[name], self.device))
         return list(timed)
 
     @property
     def _meta(self) -> tuple[int, int, torch.device, torch.dtype]:
-        return self.length, self.batch * self.length, roofline.META, self.dtype
+        return self.length, self.batch * self.length, memory_traffic.META, self.dtype
 
     def _time_once(self, name: str, mode: str, run: Callable[[], object]) -> float | None:
         """Milliseconds of a second call, the first having compiled; None where it fails, with a note in the table."""

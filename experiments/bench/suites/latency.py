@@ -12,8 +12,8 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.model_steps import autocast, random_tokens
+from experiments.bench.timing import SHORT_LENGTHS, lengths_within_budget
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device, pick_precision
 from zoo.model import LanguageModel

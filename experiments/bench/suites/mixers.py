@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from experiments.bench import result_table, timing
 from experiments.bench.cases import matching_names
-from experiments.bench.suites.cpu import lengths as alone
+from experiments.bench.suites import cpu as alone
 from experiments.bench.timing import CPU
 from experiments.configuration.schema import Config
 from zoo import registry
@@ -45,7 +45,7 @@ def _rows(config: Config, letters: dict[str, str], length: int) -> list[dict[str
         calls = {
             name: functools.partial(
                 alone.forward_backward,
-                alone.mixer(letter, length, width, heads),
+                alone.make_mixer(letter, length, width, heads),
                 *alone.inputs(length, width),
             )
             for name, letter in letters.items()

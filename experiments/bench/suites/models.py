@@ -18,10 +18,9 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import matching_names
-from experiments.bench.decoding import state_after
-from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
+from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens, state_after
+from experiments.bench.timing import GPU_LENGTHS
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device, pick_precision

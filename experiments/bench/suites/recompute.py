@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.activation_memory import saved_bytes
+from experiments.bench.memory_traffic import saved_bytes
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
 from experiments.configuration.compose import label
 from experiments.configuration.schema import Config

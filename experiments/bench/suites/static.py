@@ -23,7 +23,7 @@ import torch
 import triton
 from tqdm import tqdm
 
-from experiments.bench import result_table, roofline
+from experiments.bench import memory_traffic, result_table
 from experiments.bench.cases import matching_names
 from experiments.bench.result_table import failure_reason, machine_facts
 from experiments.bench.static import kernel_rows, time_model
@@ -34,8 +34,8 @@ from experiments.bench.static.operation_counts import WAYS, account
 from experiments.bench.static.tools import check_tools
 from experiments.configuration.schema import Config
 from experiments.data.cache import cache_root
-from experiments.runs.folders import RunFailed
-from experiments.system import interrupts
+from experiments.runs import RunFailed
+from experiments.system import signals
 from kernels.triton_common import interpreted
 from zoo.errors import UserError, unknown
 
@@ -100,7 +100,7 @@ def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[tuple[str, str
     options = {"mp_context": mp.get_context("spawn"), "max_tasks_per_child": 1}
     pool = ProcessPoolExecutor(min(config.sweep.workers, len(tasks)), **options)
     try:
-        with interrupts.blocked():
+        with signals.blocked():
             place = cache_root(config.data)
             waiting = {pool.submit(_account, *task, config.bench.target, place): task for task in tasks}
         progress = tqdm(total=len(tasks), desc="static", disable=not config.trainer.progress)
@@ -128,7 +128,7 @@ def _account(name: str, library: str, length: int, target: str, cache: Path) -> 
     """The rows of one library's form; where it cannot be run at all, rows that say why."""
     operation = OPERATIONS[name]
     call, form = operation.form(library, EmptyInputs(length, operation.batch))
-    least = {way: roofline.totals([call], way, roofline.PEAKS[target]) for way in operation.ways}
+    least = {way: memory_traffic.totals([call], way, memory_traffic.PEAKS[target]) for way in operation.ways}
     try:
         rows, kernels = account(call, form, GPUS[target], cache, operation.ways)
     except Exception as error:  # ours or a peer's, whatever it is: the other operations are told all the same

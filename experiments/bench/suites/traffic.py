@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, matching_names
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import CASES, Call, matching_names
 from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS
-from experiments.bench.operator_traffic import bytes_of
-from experiments.bench.passes import MODES
+from experiments.bench.memory_traffic import bytes_of
 from experiments.bench.result_table import machine_facts
+from experiments.bench.timing import MODES
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import DataConfig
-from experiments.data.tokenizer_kinds import has_long_words
+from experiments.data.tokenizers import has_long_words
 from zoo.errors import UserError
 
 SPLITS = ("train", "validation", "test")

@@ -21,13 +21,32 @@ from experiments.data.sources.base import (
     Contents,
     Document,
     Source,
+    expand_glob,
     files_stamp,
     refuse,
     register_source,
 )
-from experiments.data.sources.parquet import find_parquet
 from experiments.data.sources.tables import NoColumn, check_table, read_table
 from zoo.errors import UserError
+
+# Finding parquet files, as the public WikiText repository lays them out; `tables` reads them.
+
+
+def find_parquet(place: str, option: str) -> list[Path]:
+    """Parquet files that a file, a folder or a glob names, sorted. Raises UserError if there are none."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        files = sorted(path.glob("*.parquet"))
+    else:
+        files = sorted(file for file in expand_glob(place) if file.is_file())
+    if not files:
+        raise UserError(
+            f"data.{option}={place}: no parquet file there; give a file, a folder of *.parquet or a glob"
+        )
+    return files
+
 
 REPOSITORY = "Salesforce/wikitext"
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"

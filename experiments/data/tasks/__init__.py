@@ -1,1 +1,1 @@
-"""The synthetic tasks, one file each; every file here is found by itself (experiments/data/task_registry.py)."""
+"""The synthetic tasks, one file each; every file here is found by itself (experiments/data/tasks_base.py)."""

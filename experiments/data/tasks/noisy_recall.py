@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.data.draws import Draws
-from experiments.data.task_registry import Drawn, Task, ask, register_task
+from experiments.data.tasks_base import Drawn, Draws, Task, ask, register_task
 from zoo.errors import UserError
 from zoo.options import at_least
 

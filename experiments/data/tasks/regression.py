@@ -8,8 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from experiments.data.draws import Draws
-from experiments.data.task_registry import Drawn, Task, ask, register_task
+from experiments.data.tasks_base import Drawn, Draws, Task, ask, register_task
 from zoo.errors import UserError
 from zoo.options import at_least, one_of
 

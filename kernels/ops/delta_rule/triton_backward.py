@@ -19,36 +19,283 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.delta_rule.triton_arguments import ChunkStates, Inputs, StateGradients, ValueGradients
-from kernels.ops.delta_rule.triton_heads import empty_for_heads
-from kernels.ops.delta_rule.triton_intra_chunk_backward import (
-    intra_chunk_backward_channels,
-    intra_chunk_backward_shared,
-)
-from kernels.ops.delta_rule.triton_tiles import (
+from kernels.ops.delta_rule.triton_forward import (
+    BLOCK,
     CHUNK,
+    WALK_TILES,
+    ChunkOperands,
+    ChunkStates,
+    Inputs,
+    StateGradients,
+    ValueGradients,
+    across_middle,
     block_places,
+    decay_between,
     decay_from_start,
     decay_of,
     decay_to_end,
+    decay_to_middle,
+    empty_for_heads,
+    empty_states,
     from_token,
     gate_gradient,
+    grid_of_walk,
     head_state,
     load_gates,
     load_shared_gates,
+    load_whole,
+    outer_state,
+    sequence_chunks,
     shared_decays,
     sum_tokens,
 )
-from kernels.packing.chunk_layout import ChunkLayout
-from kernels.triton_common.device import chunk_bounds, sum_rows
-from kernels.triton_common.masked_tiles import (
+from kernels.packing import ChunkLayout
+from kernels.triton_common import chunk_bounds, padded, sum_rows
+from kernels.triton_common.tiles import (
     load_head_rows,
     load_head_scalars,
     load_matrix,
     store_head_rows,
     store_head_scalars,
+    store_matrix,
 )
 from kernels.triton_common.tuning import Tuned
+
+# The gradients of values, β and the intra-chunk products: the first step of triton_backward.py.
+
+
+@triton.jit
+def _values(
+    beta, z, errors, d_o, d_writes, d_v, d_beta, d_p, d_a, table, cu, scale, H,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """dV, dβ, dP and dA of one chunk and head.
+
+    inputs     beta [tokens, H]; z Z [tokens, H, C]; errors E, d_o dO, d_writes dF [tokens, H, V]
+    outputs    d_v [tokens, H, V]; d_beta [tokens, H]; d_p, d_a [tokens, H, C]
+    layout     table, cu
+    sizes      scale; H heads
+    constants  V width; C tokens a chunk; BV columns a tile
+    """
+    head = tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    if sequence >= 0:
+        token = tl.arange(0, C)
+        last = tl.minimum(end - first, C).to(tl.int32)
+        beta, z = from_token(beta, first, H, 1), from_token(z, first, H, C)
+        errors, d_o = from_token(errors, first, H, V), from_token(d_o, first, H, V)
+        d_writes, d_v = from_token(d_writes, first, H, V), from_token(d_v, first, H, V)
+        d_p, d_a = from_token(d_p, first, H, C), from_token(d_a, first, H, C)
+        d_beta = from_token(d_beta, first, H, 1)
+        strength = load_head_scalars(beta, token, last, head, H)[:, None]
+        triangle = tl.trans(load_head_rows(z, token, last, head, H, token, C))
+        products, overlap = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+        by_beta = tl.zeros((C,), tl.float32)
+        for start in range(0, V, BV):
+            value = start + tl.arange(0, BV)
+            # dF′ = dF − Zᵀ·Diag(β)·dF
+            d_write = load_head_rows(d_writes, token, last, head, H, value, V).to(tl.float32)
+            d_error = (d_write * strength).to(z.dtype.element_ty)
+            d_write -= tl.dot(triangle, d_error, input_precision="ieee")
+            # dβ = Σ_v dF′⊙E
+            error = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32)
+            by_beta += tl.sum(d_write * error, axis=1)
+            # dV = Diag(β)·dF′
+            d_value = d_write * strength
+            store_head_rows(d_v, d_value, token, last, head, H, value, V)
+            # dP = scale·dO·Fᵀ,  dA = −dV·Fᵀ,  F = Diag(β)·E
+            write = tl.trans((error * strength).to(z.dtype.element_ty))
+            d_out = load_head_rows(d_o, token, last, head, H, value, V).to(z.dtype.element_ty)
+            products += tl.dot(d_out, write, input_precision="ieee")
+            overlap -= tl.dot(d_value.to(z.dtype.element_ty), write, input_precision="ieee")
+        i = tl.arange(0, C)[:, None]
+        j = tl.arange(0, C)[None]
+        products = tl.where(i >= j, products * scale, 0.0)
+        store_head_rows(d_p, products, token, last, head, H, tl.arange(0, C), C)
+        overlap = tl.where(i > j, overlap, 0.0)
+        store_head_rows(d_a, overlap, token, last, head, H, tl.arange(0, C), C)
+        store_head_scalars(d_beta, by_beta, token, last, head, H)
+
+
+_values_tuned = Tuned(
+    _values,
+    [
+        triton.Config({"BV": width}, num_warps=warps, num_stages=stages)
+        for width, warps, stages in ((64, 4, 2), (32, 4, 3), (128, 8, 1), (64, 8, 2))
+    ],
+    ["V"],
+)
+
+
+def values_backward(
+    x: Inputs, z: Tensor, errors: Tensor, d_o: Tensor, d_writes: Tensor, scale: float, layout: ChunkLayout
+) -> ValueGradients:
+    """Compute dV [B, T, H, V] of every head, dβ [B, T, H], dP and dA [B·T, H, C], C = 64.
+
+    z Z [B·T, H, C]; errors E [B·T, H, V]; d_o dO [B, T, H, V]; d_writes dF [B·T, H, V].
+    """
+    found = ValueGradients(
+        empty_for_heads(x.v, x.heads), torch.empty_like(x.beta), torch.empty_like(z), torch.empty_like(z)
+    )
+    _values_tuned[(layout.chunks, x.heads)](
+        x.beta, z, errors, d_o, d_writes, *found, layout.table, layout.cu, scale, x.heads, V=x.widths["V"], C=CHUNK
+    )  # fmt: skip
+    return found
+
+
+# The inter-chunk backward: gradients of states, from the last of a sequence's chunks to the first.
+#
+# With the notation of triton_operands.py, dS the gradient of the state after a chunk, and dF that of F = Diag(β)·E,
+# which is written into it, with E taken as independent of F:
+#
+#     dF = scale·Pᵀ·dO + K̃·dS        dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
+
+
+@triton.jit
+def _inter_chunk_backward(
+    queries, keys, from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
+    scale, H, GQ: tl.constexpr, GK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the states after chunks and of F, from the last chunk to the first.
+
+    inputs     queries, keys, from_start, to_end, reads, whole as in `ChunkOperands`; beta [tokens, H];
+               p P [tokens, H, C]; d_o dO [tokens, H, V]; d_final [N, H, K, V] or None
+    outputs    d_states dS [chunks, H, K, V]; d_writes dF [tokens, H, V]; d_initial [N, H, K, V] or None
+    layout     firsts, cu
+    sizes      scale; H heads
+    constants  as in `_inter_chunk`
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    dtype: tl.constexpr = reads.dtype.element_ty
+    token = tl.arange(0, C)
+    key = tl.arange(0, BK)
+    value = tl.program_id(2) * BV + tl.arange(0, BV)
+    d_state = outer_state(d_final, sequence, head, H, key, value, K, V, BK, BV)
+    begin, end, first_chunk, chunks = sequence_chunks(firsts, cu, sequence)
+    for back in range(chunks):
+        step = chunks - 1 - back
+        chunk = (first_chunk + step).to(tl.int64)
+        d_after = d_state.to(d_states.dtype.element_ty)
+        store_matrix(head_state(d_states, chunk, head, H, K, V), d_after, key, value, K, V)
+        first = begin + step * C
+        last = tl.minimum(end - first, C).to(tl.int32)
+        # dF = scale·Pᵀ·dO + K̃·dS
+        ends = load_head_rows(from_token(keys, first, H // GK, K), token, last, head // GK, H // GK, key, K)
+        d_write = tl.dot(ends.to(dtype), d_after, input_precision="ieee")
+        if SHARED:
+            d_write *= load_head_scalars(from_token(to_end, first, H, 1), token, last, head, H)[:, None]
+        d_out = load_head_rows(from_token(d_o, first, H, V), token, last, head, H, value, V).to(dtype)
+        products = load_head_rows(from_token(p, first, H, C), token, last, head, H, token, C)
+        d_write += tl.dot(tl.trans(products), d_out, input_precision="ieee") * scale
+        store_head_rows(from_token(d_writes, first, H, V), d_write, token, last, head, H, value, V)
+        # dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
+        d_error = d_write * load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)[:, None]
+        query = load_head_rows(
+            from_token(queries, first, H // GQ, K), token, last, head // GQ, H // GQ, key, K
+        )
+        read = load_head_rows(from_token(reads, first, H, K), token, last, head, H, key, K)
+        if SHARED:
+            decay = load_head_scalars(from_token(from_start, first, H, 1), token, last, head, H)
+            d_out = (d_out * decay[:, None]).to(dtype)
+        d_state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
+        d_state += tl.dot(tl.trans(query.to(dtype)), d_out, input_precision="ieee") * scale
+        d_state -= tl.dot(tl.trans(read), d_error.to(dtype), input_precision="ieee")
+    if d_initial is not None:
+        store_matrix(head_state(d_initial, sequence, head, H, K, V), d_state, key, value, K, V)
+
+
+_inter_chunk_backward_tuned = Tuned(_inter_chunk_backward, WALK_TILES, ["K", "V", "SHARED"])
+
+
+def inter_chunk_backward(
+    x: ChunkOperands, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
+    scale: float, layout: ChunkLayout,
+) -> StateGradients:  # fmt: skip
+    """Compute dS of all chunks and dF; fill `d_initial` [N, H, K, V] if there is one."""
+    found = StateGradients(empty_states(x), torch.empty_like(x.values))
+    _inter_chunk_backward_tuned[grid_of_walk(x, layout)](
+        x.queries, x.keys, x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, *found, d_initial,
+        layout.firsts, layout.cu, scale, x.reads.shape[2],
+        **x.groups, **x.widths, SHARED=x.shared, C=CHUNK, BK=padded(x.widths["K"]),
+    )  # fmt: skip
+    return found
+
+
+# The intra-chunk backward: gradients of queries and keys through P and A of triton_intra_chunk.py.
+#
+# The gates' gradients follow from those of queries and keys: triton_backward.py.
+
+
+@triton.jit
+def intra_chunk_backward_shared(
+    d_q, d_right, queries, keys, gate, d_p, d_a, dtype: tl.constexpr, C: tl.constexpr
+):
+    """Gradients through P and A of tokens i > j under shared gates [C]: d_q and d_right, of keys as row i, with these
+    added, and d_left, of keys as row j."""
+    i = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None]
+    # dP_ij and dA_ij under the decay exp(Σ_{j<l≤i} g_l) of i > j
+    between = tl.where(i > j, decay_between(gate, C), 0.0)
+    d_p = (d_p * between).to(dtype)
+    d_a = (d_a * between).to(dtype)
+    narrow = keys.to(dtype)
+    # dq_i = Σ_j dP_ij·k_j
+    d_q += tl.dot(d_p, narrow, input_precision="ieee")
+    # dk_i = Σ_j dA_ij·k_j
+    d_right += tl.dot(d_a, narrow, input_precision="ieee")
+    # dk_j = Σ_i dP_ij·q_i + Σ_i dA_ij·k_i
+    d_left = tl.dot(tl.trans(d_p), queries.to(dtype), input_precision="ieee")
+    d_left += tl.dot(tl.trans(d_a), narrow, input_precision="ieee")
+    return d_q, d_right, d_left
+
+
+@triton.jit
+def intra_chunk_backward_channels(
+    d_q, d_right, queries, keys, gates, d_p, d_a, d_p_blocks, d_a_blocks,
+    dtype: tl.constexpr, gate_type: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Gradients through P and A under gates of channels [C, BK], level by level.
+
+    inputs     d_q, d_right [C, BK], added to; queries, keys, gates [C, BK]
+    gradients  d_p, d_a [C, C], and their blocks on the diagonal [C/16, 16, 16]
+    constants  dtype of products; gate_type, that gates are stored in; C tokens a chunk; BK columns
+    returns    d_q, d_right and d_left [C, BK]
+    """
+    d_left = tl.zeros((C, BK), tl.float32)
+    # Tokens i > j of two halves of 1 … 8 tokens, q and k decayed to their middle:
+    # dq_i = decay_i⊙Σ_j dP_ij·k_j    dk_i = decay_i⊙Σ_j dA_ij·k_j    dk_j = decay_j⊙Σ_i (dP_ij·q_i + dA_ij·k_i)
+    row = tl.arange(0, BLOCK)[None, :, None]
+    col = tl.arange(0, BLOCK)[None, None, :]
+    for level in tl.static_range(4):
+        decay = decay_to_middle(gates, gate_type, 2**level, C)
+        k = tl.reshape((keys * decay).to(dtype), (C // BLOCK, BLOCK, BK))
+        q = tl.reshape((queries * decay).to(dtype), (C // BLOCK, BLOCK, BK))
+        meet = across_middle(row, col, 2**level)
+        p = tl.where(meet, d_p_blocks, 0.0).to(dtype)
+        a = tl.where(meet, d_a_blocks, 0.0).to(dtype)
+        left = tl.dot(tl.permute(p, (0, 2, 1)), q, input_precision="ieee")
+        left += tl.dot(tl.permute(a, (0, 2, 1)), k, input_precision="ieee")
+        d_left += decay * tl.reshape(left, (C, BK))
+        d_q += decay * tl.reshape(tl.dot(p, k, input_precision="ieee"), (C, BK))
+        d_right += decay * tl.reshape(tl.dot(a, k, input_precision="ieee"), (C, BK))
+    # likewise of two halves of 16 and of 32 tokens
+    row = tl.arange(0, C)[:, None]
+    col = tl.arange(0, C)[None]
+    for level in tl.static_range(2):
+        decay = decay_to_middle(gates, gate_type, BLOCK * 2**level, C)
+        k = (keys * decay).to(dtype)
+        q = (queries * decay).to(dtype)
+        meet = across_middle(row, col, BLOCK * 2**level)
+        p = tl.where(meet, d_p, 0.0).to(dtype)
+        a = tl.where(meet, d_a, 0.0).to(dtype)
+        left = tl.dot(tl.trans(p), q, input_precision="ieee")
+        left += tl.dot(tl.trans(a), k, input_precision="ieee")
+        d_left += decay * left
+        d_q += decay * tl.dot(p, k, input_precision="ieee")
+        d_right += decay * tl.dot(a, k, input_precision="ieee")
+    return d_q, d_right, d_left
 
 
 @triton.jit

@@ -16,18 +16,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gradients import first_order
-from kernels.ops.delta_rule.triton_arguments import Inputs
-from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward
-from kernels.ops.delta_rule.triton_backward_values import values_backward
-from kernels.ops.delta_rule.triton_heads import sum_heads
-from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, outputs
-from kernels.ops.delta_rule.triton_inter_chunk_backward import inter_chunk_backward
-from kernels.ops.delta_rule.triton_operands import chunk_operands
-from kernels.ops.delta_rule.triton_prepare import prepare
+from kernels.autograd import first_order
+from kernels.ops.delta_rule.triton_backward import (
+    inter_chunk_backward,
+    keys_and_gates_backward,
+    values_backward,
+)
+from kernels.ops.delta_rule.triton_forward import (
+    CHUNK,
+    Inputs,
+    chunk_operands,
+    inter_chunk,
+    outputs,
+    prepare,
+    sum_heads,
+)
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
-from kernels.ops.delta_rule.triton_tiles import CHUNK
-from kernels.packing.chunk_layout import ChunkLayout
+from kernels.packing import ChunkLayout
 
 
 class _DeltaRule(torch.autograd.Function):

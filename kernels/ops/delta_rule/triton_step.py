@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.delta_rule.triton_arguments import Inputs
-from kernels.ops.delta_rule.triton_tiles import head_state
-from kernels.triton_common.device import padded
-from kernels.triton_common.masked_tiles import load_matrix, store_matrix
+from kernels.ops.delta_rule.triton_forward import Inputs, head_state
+from kernels.triton_common import padded
+from kernels.triton_common.tiles import load_matrix, store_matrix
 from kernels.triton_common.tuning import Tuned
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
-from kernels.ops.indexed_attention.composed import composed
-from kernels.ops.indexed_attention.numba_ops import indexed_attention_numba, refuses_numba
-from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
+from kernels.ops.indexed_attention.torch_form import composed
+from kernels.ops.indexed_attention.torch_ops import (
+    indexed_attention_numba,
+    indexed_attention_torch,
+    refuses_numba,
+)
 from kernels.ops.lightning_topk import AdaptiveK
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_gate

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.ops.indexed_attention.composed import composed
+from kernels.ops.indexed_attention.torch_form import composed
 from kernels.ops.indexer_kl.triton_ops import indexer_kl_triton
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
-from kernels.ops.sparse_attention.triton_masked import masked_attention
-from kernels.ops.sparse_attention.triton_selection import masks, selection_of
+from kernels.ops.sparse_attention.triton_masked import masked_attention, masks, selection_of
 
 
 def indexed_attention_triton(

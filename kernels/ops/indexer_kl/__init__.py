@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, check_attention, on_cuda, only_when_named
-from kernels.ops.indexer_kl.reference import indexer_kl_reference
-from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
+from kernels.dispatch import Operation, always, check_attention, on_cuda, only_when_named, without_autocast
+from kernels.ops.attention import visible
+from kernels.ops.indexer_kl.torch_form import indexer_kl_torch
 from kernels.ops.lightning_topk import MOST_HEADS
-from kernels.ops.lightning_topk.scores import check_indexer
+from kernels.ops.lightning_topk.scores import check_indexer, wide
 from kernels.ops.sparse_attention import check_indices
+from kernels.ops.sparse_attention.select import selected_mask
 from kernels.triton_common import lazily, refusal
+from kernels.triton_common.tiles import Work, listed_pairs, nbytes
+
+# The indexer's loss as its definition has it: every pair of tokens, ordinary autograd.
+
+
+def indexer_kl_reference(
+    q: Tensor,
+    k: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    indices: Tensor | None = None,
+    scale: float | None = None,
+    scores: str = "sigmoid",
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The loss mean_t KL(p_t ‖ softmax(τ·I_t)), over each sequence, then over sequences; memory Tq × Tk × (H + HI).
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None -> [] in at least fp32, in nats. Source: as `kernels.indexer_kl`.
+    """
+    q_idx, k_idx, w_idx, bias, tau = wide(q_idx, k_idx, w_idx, bias, tau)
+    queries, keys = q.shape[1], k.shape[1]
+    mask = visible(queries, keys, True, None, cu_seqlens, q.device).expand(q.shape[0], -1, -1)
+    if indices is not None:
+        mask = selected_mask(indices, keys)
+    with without_autocast(q):
+        target = attention_mean(q.detach(), k.detach(), mask, scale)
+        similar = torch.einsum("bthd,bsd->btsh", q_idx, k_idx) * q_idx.shape[-1] ** -0.5
+        active = torch.sigmoid(similar + bias) if scores == "sigmoid" else torch.relu(similar + bias)
+        index = (w_idx.unsqueeze(2) * active).sum(-1)
+        chosen = (tau * index).masked_fill(~mask, -torch.inf).log_softmax(-1)
+        loss = torch.where(target == 0, 0, target * (target.log() - chosen)).sum(-1)
+    if cu_seqlens is None:
+        return loss.mean()
+    sequences = loss[0].split(cu_seqlens.diff().tolist())
+    return torch.stack([sequence.sum() / max(1, len(sequence)) for sequence in sequences]).mean()
+
+
+def attention_mean(q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """The target p_ts: softmax_s(scale·q_t·k_s) over the mask [B, Tq, Tk], averaged over heads, summing to 1."""
+    q, k = wide(q, k)
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    p = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1).mean(1)
+    return p / p.sum(-1, keepdim=True)
+
 
 __all__ = ["indexer_kl"]
 
@@ -100,3 +153,38 @@ def indexer_kl(
         cu_seqlens=cu_seqlens,
         backend=backend,
     )
+
+
+# Operations and bytes of the indexer's loss.
+
+
+def work(
+    q: Tensor,
+    k: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    indices: Tensor | None = None,
+    **_options,
+) -> list[Work]:
+    """Operations and bytes of a call with gradients: the attention's products once, the indexer's thrice.
+
+    All are made in the forward pass; the backward scales gradients. The kernels compute the attention's
+    products and the indexer's scores three times each rather than store them; repetitions are not counted. Pairs are
+    those visible in a batch or, of those, as many as the lists have places for; packed sequences have fewer.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], tau [],
+    indices [B, Tq, n] or None.
+    """
+    batch, time, heads, width = q.shape
+    pairs = batch * listed_pairs(time, time, time if indices is None else indices.shape[2])
+    products = heads * width + 3 * q_idx.shape[2] * q_idx.shape[3]
+    learnt = nbytes(q_idx, k_idx, w_idx, bias, tau)
+    wide = sum(4 * x.numel() for x in (q_idx, k_idx, w_idx, bias, tau))
+    return [
+        Work("indexer_kl", "forward", 2 * pairs * products, nbytes(q, k, indices) + learnt + wide),
+        Work("indexer_kl", "backward", wide // 4, wide + learnt),
+    ]

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, on_cuda, only_when_named
-from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
-from kernels.ops.lightning_topk.scores import check_indexer
-from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
+from kernels.ops.lightning_topk.scores import AdaptiveK, check_indexer
+from kernels.ops.lightning_topk.torch_form import lightning_topk_torch
 from kernels.triton_common import lazily, refusal
+from kernels.triton_common.tiles import Work, nbytes
 
 __all__ = ["AdaptiveK", "lightning_topk"]
 
@@ -105,3 +105,24 @@ def _check_counts(k: Tensor, q_idx: Tensor) -> None:
             f"lightning_topk needs k as int32 or int64 [B, Tq] = {tuple(q_idx.shape[:2])}, "
             f"got {k.dtype} {tuple(k.shape)}"
         )
+
+
+# Operations and bytes of the indexer's selection.
+
+
+def work(
+    q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *, k, k_max: int | None = None, **_options
+) -> list[Work]:
+    """Operations and bytes of a call: the scores of the pairs that are visible in a batch, once; no backward.
+
+    Writes to candidate buffers are not counted. Packed sequences have fewer pairs than this.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI]; k as in `kernels.lightning_topk`.
+    """
+    batch, queries, heads, width = q_idx.shape
+    keys = k_idx.shape[1]
+    if k_max is None:
+        k_max = k if isinstance(k, int) else k.widest
+    pairs = batch * (queries * keys - queries * (queries - 1) // 2)
+    moved = nbytes(q_idx, k_idx, w_idx, bias) + 4 * batch * queries * k_max
+    return [Work("lightning_topk", "forward", 2 * pairs * heads * width, moved)]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
-from kernels.ops.lightning_topk.adaptive import AdaptiveK
-from kernels.ops.lightning_topk.scores import TIE, wide
-from kernels.packing.boundaries import sequence_starts
+from kernels.ops.lightning_topk.scores import TIE, AdaptiveK, wide
+from kernels.packing import sequence_starts
 
 
 @torch.no_grad()

@@ -27,18 +27,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gradients import first_order
-from kernels.ops.mesa.triton_arguments import Precisions, States, Tokens
-from kernels.ops.mesa.triton_gate_gradients import gate_gradients
-from kernels.ops.mesa.triton_key_gradients import key_gradients
-from kernels.ops.mesa.triton_read import read
-from kernels.ops.mesa.triton_solve import RESIDENT, solve
-from kernels.ops.mesa.triton_states import chunk_states
+from kernels.autograd import first_order
+from kernels.ops.mesa import CHUNK
+from kernels.ops.mesa.triton_backward import gate_gradients, key_gradients
+from kernels.ops.mesa.triton_forward import RESIDENT, Precisions, States, Tokens, chunk_states, read, solve
 from kernels.ops.mesa.triton_step import mesa_step
-from kernels.ops.mesa.work import CHUNK
-from kernels.packing.chunk_layout import ChunkLayout
-from kernels.triton_common import interpreted
-from kernels.triton_common.device import sum_rows
+from kernels.packing import ChunkLayout
+from kernels.triton_common import interpreted, sum_rows
 
 
 class _Mesa(torch.autograd.Function):

@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.mesa.triton_solve import RESIDENT
-from kernels.ops.mesa.triton_tiles import load_state, load_symmetric
-from kernels.triton_common.device import padded
-from kernels.triton_common.masked_tiles import store_matrix
+from kernels.ops.mesa.triton_forward import RESIDENT, load_state, load_symmetric
+from kernels.triton_common import padded
+from kernels.triton_common.tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import without_autocast
-from kernels.ops.attention.reference import attention_reference, masked_attention
-from kernels.ops.nsa_attention.block_topk import TIE, UNKNOWN
-from kernels.ops.nsa_attention.blocks import Sizes, pieces
+from kernels.ops.attention import attention_reference, masked_attention
+from kernels.ops.nsa_attention.blocks import TIE, UNKNOWN, Sizes, pieces
 
 Pair = tuple[Tensor, Tensor]
 

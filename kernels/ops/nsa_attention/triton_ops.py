@@ -21,16 +21,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gradients import first_order
+from kernels.autograd import first_order
 from kernels.ops.nsa_attention.blocks import Sizes, packed_counts
-from kernels.ops.nsa_attention.triton_block_topk import block_topk
-from kernels.ops.nsa_attention.triton_dense_branches import DenseBranch, dense_forward
-from kernels.ops.nsa_attention.triton_dense_branches_backward import dense_backward
-from kernels.ops.nsa_attention.triton_parts import BranchGradient, BranchInputs
-from kernels.ops.nsa_attention.triton_selected import selected_forward
-from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
-from kernels.packing.boundaries import boundaries
-from kernels.triton_common.device import padded
+from kernels.ops.nsa_attention.triton_backward import dense_backward, selected_backward
+from kernels.ops.nsa_attention.triton_forward import (
+    BranchGradient,
+    BranchInputs,
+    DenseBranch,
+    block_topk,
+    dense_forward,
+    selected_forward,
+)
+from kernels.packing import boundaries
+from kernels.triton_common import padded
 from kernels.triton_common.tiles import load_rows, store_rows
 
 Pair = tuple[Tensor, Tensor]

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.path_attention.reference import path_attention_reference
-from kernels.ops.path_attention.torch_ops import path_attention_torch
+from kernels.ops.path_attention.torch_form import path_attention_torch
 from kernels.triton_common import lazily, refusal
+from kernels.triton_common.tiles import Work, nbytes
 
 __all__ = ["path_attention"]
 
@@ -84,3 +85,43 @@ def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: T
     ):
         if x is not None and x.shape != wanted:
             raise ValueError(f"path_attention needs {name} {meaning} = {tuple(wanted)}, got {tuple(x.shape)}")
+
+
+# Operations and bytes of the kernels of PaTH attention.
+
+BLOCK = 128
+
+
+def work(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    **_options,
+) -> list[Work]:
+    """Operations and bytes of a call; packed sequences count as if they were of equal length.
+
+    The scores of all pairs j ≤ i of every query head, and, where H is not I, every key of a KV head taken through every
+    later block of 128 tokens: 2·K² operations. Backward, scores take five products instead of two, and the
+    path three: there, back, and the gradient of the block's matrix.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None.
+    """
+    sequences = q.shape[0] if cu_seqlens is None else max(1, cu_seqlens.shape[0] - 1)
+    time = q.shape[0] * q.shape[1] / sequences
+    pairs = sequences * time * (time + 1) / 2
+    width, values = q.shape[3], v.shape[3]
+    carried = 0 if w is None else 2 * width**2 * k.shape[2] * pairs / BLOCK
+    inputs = nbytes(q, k, v, w, beta, g)
+    out = q.numel() // width * (values * q.element_size() + 4)  # and a log-sum-exp
+    forward = 2 * q.shape[2] * pairs * (width + values) + carried
+    backward = 2 * q.shape[2] * pairs * (3 * width + 2 * values) + 3 * carried
+    return [
+        Work("path_attention", "forward", forward, inputs + out),
+        Work("path_attention", "backward", backward, 2 * inputs + 2 * out),
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.attention.reference import masked_attention
+from kernels.ops.attention import masked_attention
 from kernels.ops.sparse_attention.select import selected_mask
-from kernels.packing.boundaries import token_sequences
+from kernels.packing import token_sequences
 
 
 def sparse_attention_reference(

@@ -5,12 +5,51 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
-from kernels.ops.timeline_attention.plugin_backend import register_plugin
-from kernels.ops.timeline_attention.reference import timeline_attention_reference
-from kernels.ops.timeline_attention.sort import MAX_TIMELINES
-from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
+from kernels.ops.attention import masked_attention, visible
+from kernels.ops.timeline_attention.torch_form import MAX_TIMELINES, register_plugin, timeline_attention_torch
 from kernels.plugins import flash, varlen
+from kernels.rotary import rope
 from kernels.triton_common import lazily, refusal
+from kernels.triton_common.tiles import Work, nbytes
+
+# Timeline attention as its definition has it: one mask over all pairs of tokens.
+
+
+def timeline_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int,
+    rope_base: float | None = None,
+    weight: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Attention in which token i sees j ≤ i of its sequence iff head h put both on one timeline; memory T × T.
+
+    The only form that checks the assignment: raises ValueError if a value is outside [0, n_timelines).
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
+    -> [B, T, H, V] in q's dtype.
+    """
+    if assignment.numel() and not 0 <= int(assignment.min()) <= int(assignment.max()) < n_timelines:
+        raise ValueError(
+            f"assignment must lie in [0, {n_timelines}), got {assignment.min():d} … {assignment.max():d}"
+        )
+    time = q.shape[1]
+    heads_first = assignment.transpose(1, 2)
+    together = heads_first[..., :, None] == heads_first[..., None, :]
+    mask = together & visible(time, time, True, None, cu_seqlens, q.device)
+    if rope_base is not None:
+        group = q.shape[2] // k.shape[2]
+        k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+        position = (mask.sum(dim=-1) - 1).transpose(1, 2)
+        q, k = rope(q, position, rope_base), rope(k, position, rope_base)
+    out = masked_attention(q, k, v, mask, scale)
+    return out if weight is None else out * weight[..., None].to(out.dtype)
+
 
 __all__ = ["timeline_attention"]
 
@@ -123,3 +162,45 @@ def check_weight(assignment: Tensor, weight: Tensor | None) -> None:
             f"timeline_attention needs floating weight [B, T, H] = {tuple(assignment.shape)}, got {weight.dtype} "
             f"{tuple(weight.shape)}"
         )
+
+
+# Operations and bytes of timeline attention: the attention itself, and the routing around it.
+
+
+def work(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int,
+    rope_base: float | None = None,
+    weight: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    **_options,
+) -> list[Work]:
+    """Operations and bytes of a call, for timelines of equal length.
+
+    The sort reads the assignment to count and writes order, places and positions; its counts are few in comparison.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None.
+    """
+    batch, time, heads = q.shape[:3]
+    places = batch * time * heads
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sorted_bytes = places * q.element_size() * (2 * q.shape[-1] + v.shape[-1])
+    out = places * q.element_size() * v.shape[-1]
+    products = places * (places / (sequences * heads * n_timelines)) * (q.shape[-1] + v.shape[-1])
+    turns = 0 if rope_base is None else 6 * places * q.shape[-1]
+    order, positions = 8 * places, 0 if rope_base is None else 8 * places
+    weighing, again = (0, 0) if weight is None else (places * v.shape[-1], out)
+    moved = nbytes(q, k, v) + sorted_bytes + order + positions
+    return [
+        Work("timeline_sort", "forward", 0, nbytes(assignment) + 3 * order),
+        Work("timeline_gather", "forward", turns, moved),
+        Work("timeline_attend", "forward", products, sorted_bytes + out),
+        Work("timeline_put_back", "forward", weighing, 2 * out + order + nbytes(weight)),
+        Work("timeline_gather", "backward", turns, moved),
+        Work("timeline_attend", "backward", 2.5 * products, 2 * sorted_bytes + 2 * out),
+        Work("timeline_put_back", "backward", 3 * weighing, again + 2 * out + order + 2 * nbytes(weight)),
+    ]

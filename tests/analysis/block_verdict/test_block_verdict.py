@@ -12,9 +12,8 @@ from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
-from analysis.block_verdict.probe_findings import READINGS
-from analysis.block_verdict.verdict_page import gather, publish_verdict, write_verdict
-from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
+from analysis.verdict_page.findings import READINGS, TABLES, VerdictTables
+from analysis.verdict_page.page import gather, publish_verdict, write_verdict
 
 MODEL = {"residual": {"name": "add"}, "channel": {"name": "swiglu"}}
 RECORD = {

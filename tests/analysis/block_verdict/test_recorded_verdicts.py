@@ -10,9 +10,9 @@ from support import recorded
 from support.pretended_runs import TEXT, model, pretended
 from support.seen_pages import page_lines
 
-from analysis.block_verdict.verdict_page import _write, gather
-from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 from analysis.loading.results import Results
+from analysis.verdict_page.findings import TABLES, VerdictTables
+from analysis.verdict_page.page import _write, gather
 
 RECORDED = Path(__file__).with_name("recorded")
 MODELS = {

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 from support.pretended_runs import model, pretended
 
-from analysis.block_verdict.loss_findings import TESTS
-from analysis.block_verdict.verdict_page import gather
-from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
+from analysis.verdict_page.findings import TABLES, TESTS, VerdictTables
+from analysis.verdict_page.page import gather
 
 PATTERNS = {"transformer": "F", "delta": "K", "mesa": "M"}
 MODELS = {

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, across_machines, load_results
-from analysis.caveats.comparison import caveats
-from analysis.caveats.machines import models_across_machines
+from analysis.caveats import caveats, models_across_machines
 
 LOSSES = {"one": (3.00, 3.10), "two": (3.04, 3.08), "three": (3.30, 3.20)}
 MOVED = {"one": (0.09, 0.05), "two": (-0.01, 0.01), "three": (0.0, 0.0)}

@@ -7,9 +7,10 @@ import dataclasses
 import pandas as pd
 import pytest
 
+from analysis import caveats as context_use
+from analysis import caveats as still_falling
 from analysis import load_results
-from analysis.caveats import context_use, still_falling
-from analysis.caveats.comparison import caveats
+from analysis.caveats import caveats
 
 
 def with_curve(run, losses: dict[int, float]) -> None:
@@ -32,7 +33,7 @@ def study(tmp_path, write_run):
 
 
 def test_a_fall_at_the_end_is_told_where_it_exceeds_what_seeds_differ_by(study):
-    (said,) = still_falling.caveats(study(0.1))
+    (said,) = still_falling.still_falling_caveats(study(0.1))
     assert said.startswith("still falling: in the last 20% of its steps")
     assert "transformer 0.100 (seeds of one model differ by 0.014" in said
 
@@ -42,7 +43,7 @@ def test_a_fall_within_the_seeds_is_none(study, fall):
     results = study(fall)
     assert still_falling.seeds_apart(results)["transformer"] == pytest.approx(0.02 / 2**0.5)
     assert still_falling.last_falls(results)["transformer"] == pytest.approx(fall)
-    assert still_falling.caveats(results) == []
+    assert still_falling.still_falling_caveats(results) == []
 
 
 def test_one_noisy_model_does_not_hide_that_another_still_falls(tmp_path, write_run):
@@ -57,13 +58,13 @@ def test_one_noisy_model_does_not_hide_that_another_still_falls(tmp_path, write_
     assert len(apart) == 7
     assert apart.iloc[-1] == pytest.approx(2.0)
     assert (apart.iloc[:-1] < 0.05).all()
-    (said,) = still_falling.caveats(results)
+    (said,) = still_falling.still_falling_caveats(results)
     assert said.count(" 0.050") == 6
     assert apart.index[-1] not in said.partition(": ")[2]
 
 
 def test_with_one_seed_a_hundredth_is_the_limit(study):
-    (said,) = still_falling.caveats(study(0.011, 0))
+    (said,) = still_falling.still_falling_caveats(study(0.011, 0))
     assert "seeds" not in said
 
 
@@ -79,7 +80,7 @@ def test_between_two_validations_the_loss_is_interpolated(
 
 def test_runs_that_stopped_early_or_were_validated_once_are_left_out(study, tmp_path, write_run):
     with_curve(write_run(tmp_path / "exp", name="once", option=1), {300: 3.0})
-    assert still_falling.caveats(study(0.1, stopped="early")) == []
+    assert still_falling.still_falling_caveats(study(0.1, stopped="early")) == []
 
 
 def measured(results, losses: dict[int, tuple[float, float]]):
@@ -109,7 +110,7 @@ def test_context_that_changes_no_more_than_the_seed_is_told(study):
     results = measured(study(0.0), {0: (5.0, 4.98), 1: (5.1, 5.02)})
     gains = context_use.context_gains(results).loc["transformer"]
     assert gains.to_dict() == pytest.approx({"mean": 0.05, "spread": 0.06})
-    (said,) = context_use.caveats(results)
+    (said,) = context_use.context_use_caveats(results)
     assert said.startswith("context hardly used: from the first 12% of the positions to the second half")
     assert "transformer +0.050" in said
     assert said in caveats(results)
@@ -133,20 +134,20 @@ def test_positions_count_with_their_tokens(study):
 
 
 def test_context_that_is_used_is_no_caveat(study):
-    assert context_use.caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
+    assert context_use.context_use_caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
 
 
 def test_with_one_seed_only_a_rising_loss_is_told(study):
     results = study(0.0, 0)
-    assert context_use.caveats(measured(results, {0: (5.0, 4.9)})) == []
-    assert len(context_use.caveats(measured(results, {0: (5.0, 5.1)}))) == 1
+    assert context_use.context_use_caveats(measured(results, {0: (5.0, 4.9)})) == []
+    assert len(context_use.context_use_caveats(measured(results, {0: (5.0, 5.1)}))) == 1
 
 
 def test_runs_that_were_not_probed_have_no_such_caveat(study):
-    assert context_use.caveats(study(0.0)) == []
+    assert context_use.context_use_caveats(study(0.0)) == []
 
 
 def test_several_models_of_text_whose_use_of_context_nobody_measured_are_told(tmp_path, write_run):
     for name in ("transformer", "kda"):
         write_run(tmp_path / "exp", name=name, option=name, seed=0)
-    assert context_use.caveats(load_results(tmp_path / "exp")) == [context_use.UNKNOWN]
+    assert context_use.context_use_caveats(load_results(tmp_path / "exp")) == [context_use.UNKNOWN]

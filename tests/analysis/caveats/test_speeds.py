@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from analysis import load_results
-from analysis.caveats.comparison import caveats
-from analysis.caveats.speeds import conditions
-from analysis.comparing.comparison_table import compare
-from analysis.report import latex, summary
-from analysis.report.report_columns import COMPARISON, rows
+from analysis.caveats import caveats, conditions
+from analysis.comparing.tables import compare
+from analysis.report import content, latex
+from analysis.report.columns import COMPARISON, rows
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 
@@ -44,7 +43,7 @@ def test_a_share_above_the_peak_is_a_notice_and_never_a_number(tmp_path, write_r
     assert "3.46" not in written
     assert "346" not in written
     assert "transformer seed 0" in told(results, "above the peak")
-    assert any("MFU of 1 of 2 runs" in text for text in summary.missing(results.runs, []))
+    assert any("MFU of 1 of 2 runs" in text for text in content.missing(results.runs, []))
 
 
 @pytest.mark.slow

@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger
-from analysis.ledger.ledger_page import markdown
-from analysis.ledger.ledger_rows import number_rows
-from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, SHOWN, Needed
+from analysis.evidence import ledger
+from analysis.evidence.ledger.page import markdown, number_rows
+from analysis.evidence.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, SHOWN, Needed
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "results" / "published"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from analysis.claims import orthgsa
-from analysis.ledger.rules import Check, Lack
+from analysis.evidence.claims import orthgsa
+from analysis.evidence.ledger.rules import Check, Lack
 
 
 def judged(monkeypatch, plain: float, gated: float) -> list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.comparing.learned_tasks import LEARNED, any_learned
+from analysis.comparing.verdicts import LEARNED, any_learned
 
 
 @pytest.mark.parametrize(

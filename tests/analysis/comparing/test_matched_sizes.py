@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from analysis import load_results, write_report
-from analysis.caveats.comparison import caveats
-from analysis.comparing.comparison_table import compare
-from analysis.comparing.matching import deviations, explanation, without_marks
+from analysis.caveats import caveats
+from analysis.comparing.equal_terms import deviations, explanation, without_marks
+from analysis.comparing.tables import compare
 from analysis.gallery import draw, listed
 from analysis.report import latex
-from analysis.report.report_columns import COMPARISON, rows
+from analysis.report.columns import COMPARISON, rows
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 PARAMETERS, FLOPS = 200_000, 1.4e6

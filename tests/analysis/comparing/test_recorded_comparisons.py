@@ -11,11 +11,11 @@ from support import recorded
 from support.pretended_runs import model, pretended
 from support.said import known, said_lines
 
-from analysis.caveats.machines import across_machines, models_across_machines
-from analysis.loading.folders import Unfinished
+from analysis.caveats import across_machines, models_across_machines
+from analysis.loading.files import Unfinished
 from analysis.loading.results import Results
-from analysis.loading.selection import COLUMNS
-from analysis.report.task_page import task_page
+from analysis.loading.tables import COLUMNS
+from analysis.report.columns import task_page
 
 RECORDED = Path(__file__).with_name("recorded")
 RATES = (1e-3, 3e-3, 1e-2)

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from analysis import comparison_text, load_results
-from analysis.caveats.comparison import caveats
-from analysis.comparing.comparison_table import compare, interval_text, ranking_metric, with_final_validation
-from analysis.report import summary
-from analysis.report.report_columns import comparison
-from analysis.significance.intervals import estimate, over_seeds
+from analysis.caveats import caveats
+from analysis.comparing.tables import compare, interval_text, ranking_metric, with_final_validation
+from analysis.report import content
+from analysis.report.columns import comparison
+from analysis.statistics import estimate, over_seeds
 
 
 def test_an_interval_by_hand():
@@ -168,7 +168,7 @@ def test_the_final_validation_loss_is_the_last_one_and_not_the_lowest(tmp_path, 
 @pytest.mark.slow
 def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_changes):
     results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
-    said = summary.paragraph(results.runs, results.runs["label"])
+    said = content.paragraph(results.runs, results.runs["label"])
     assert "No test split was scored" in said
     assert "Tested" not in said
     assert "on text of pydocs" in said
@@ -189,7 +189,7 @@ def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write
     assert f"no test loss, so not counted as a seed: none seed 0 ({run_of(results, 'none')}) and " in said[0]
     assert f"transformer seed 1 ({lacking.name})." in said[0]
     assert said[1].startswith("one seed: no interval.")
-    assert "Tested (1 of 3 runs) on the test split" in summary.paragraph(results.runs, table.index)
+    assert "Tested (1 of 3 runs) on the test split" in content.paragraph(results.runs, table.index)
 
 
 def run_of(results, label: str) -> str:
@@ -212,4 +212,4 @@ def test_the_spread_of_sizes_is_told_over_the_smallest(tmp_path, write_run):
     write_run(tmp_path / "exp", parameters_non_embedding=200_000)
     write_run(tmp_path / "exp", name="wide", option=1, parameters_non_embedding=300_000)
     runs = load_results(tmp_path).runs
-    assert "beside the embedding: 200,000 to 300,000, 50.0% apart" in summary.paragraph(runs, runs["label"])
+    assert "beside the embedding: 200,000 to 300,000, 50.0% apart" in content.paragraph(runs, runs["label"])

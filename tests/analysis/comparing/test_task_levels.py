@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.comparing.task_levels import known_levels, levels_by_task, levels_text
+from analysis.comparing.verdicts import known_levels, levels_by_task, levels_text
 
 
 def levels(**columns) -> dict[str, float]:

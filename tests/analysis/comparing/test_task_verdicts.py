@@ -7,10 +7,8 @@ import pytest
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
-from analysis.comparing.answer import answers
-from analysis.comparing.comparison_table import compare, with_final_validation
-from analysis.comparing.task_table import model_order
-from analysis.comparing.verdicts import families
+from analysis.comparing.tables import compare, model_order, with_final_validation
+from analysis.comparing.verdicts import answers, families
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,10 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis import load_results
-from analysis.caveats.comparison import caveats
-from analysis.comparing.answer import answers
-from analysis.comparing.comparison_table import with_final_validation
-from analysis.comparing.text_uncertainty import effective_number, text_differences
-from analysis.comparing.verdicts import families
-from analysis.significance import over_documents
+from analysis.caveats import caveats
+from analysis.comparing.tables import with_final_validation
+from analysis.comparing.verdicts import answers, effective_number, families, text_differences
+from analysis.statistics import over_documents
 
 TOKENS = np.arange(100, 140)
 

@@ -10,12 +10,11 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis import ResultsError, comparison_text, load_results, write_report
-from analysis.comparing.answer import answers
-from analysis.comparing.comparison_table import compare, order_metric, with_final_validation
-from analysis.comparing.equality import equality
-from analysis.comparing.verdicts import families
+from analysis.comparing.equal_terms import equality
+from analysis.comparing.tables import compare, order_metric, with_final_validation
+from analysis.comparing.verdicts import answers, families
+from analysis.files import difference_decimals
 from analysis.loading.results import Results
-from analysis.units import difference_decimals
 
 RATES = (3e-4, 3e-3, 3e-2)
 CENTERS = {"transformer": 3.0, "kda": 2.8, "mla": 3.01, "mom": 3.3}

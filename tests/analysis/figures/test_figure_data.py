@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figures import comparison, crossover, loss_curves
+from analysis.files import NoData
 from analysis.plotting.style import PALETTE, save, series_styles
-from analysis.significance.intervals import curves_over_seeds
+from analysis.statistics import curves_over_seeds
 
 
 def line(axes, label):

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figures import (
     efficiency,
     gradient_norms,
@@ -24,10 +23,11 @@ from analysis.figures import (
     patterns,
     state_and_memory,
 )
+from analysis.files import NoData
 from analysis.gallery import listed, require
-from analysis.loading.selection import COLUMNS
-from analysis.plotting.masks import cells
-from analysis.significance.intervals import pareto_front
+from analysis.loading.tables import COLUMNS
+from analysis.plotting.sketches import cells
+from analysis.statistics import pareto_front
 
 pytestmark = pytest.mark.slow
 

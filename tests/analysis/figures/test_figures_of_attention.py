@@ -11,7 +11,6 @@ from support.figure_reading import assert_drawn, line, mean_of_means, rows_of
 from support.probe_tables import ATTENDING, MODELS, doubling, measure, write_eleven, write_table
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figures import (
     attention_profile,
     extrapolation,
@@ -21,8 +20,9 @@ from analysis.figures import (
     sink_maps,
     sinks,
 )
+from analysis.files import NoData
 from analysis.gallery import draw_figure, listed
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probes import probe_measures
 from analysis.plotting.style import series_styles
 from zoo.registry import blocks
 

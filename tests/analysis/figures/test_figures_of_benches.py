@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from support.figure_reading import framed
 
-from analysis.errors import NoData
 from analysis.figures import inference, static_model
+from analysis.files import NoData
 from analysis.plotting.bench import draw, draw_table
 
 

@@ -10,8 +10,7 @@ from support.figure_reading import framed
 from support.probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
-from analysis.plotting.sentence_maps import draw_maps
-from analysis.plotting.token_labels import _known, token_label
+from analysis.plotting.sentence_maps import _known, draw_maps, token_label
 
 
 @pytest.mark.slow

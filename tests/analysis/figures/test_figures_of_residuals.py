@@ -10,8 +10,8 @@ from support import residual_tables
 from support.probe_tables import measure, write_table
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figures import composite_gain, gradient_depth, recurrence, singular_values, solver, stream_pca
+from analysis.files import NoData
 
 H = {
     0: np.array([[2.0, 1.0], [0.0, 1.0]]),

@@ -13,9 +13,9 @@ from support.probe_tables import write_table
 from support.seen_figures import dashes
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figures import load_balance, mutual_information, routing_map, timeline_tokens
-from analysis.loading.routing import one_model
+from analysis.files import NoData
+from analysis.loading.probes import one_model
 
 COUNTS = {
     (0, 0): np.array([[30, 5, 1, 0], [2, 20, 6, 9]]),

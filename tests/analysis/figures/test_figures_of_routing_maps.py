@@ -11,8 +11,7 @@ from support.residual_tables import ROUTERS
 
 from analysis import load_results
 from analysis.figures import load_balance, routed_sentence, routing_choices, routing_map
-from analysis.plotting.choice_colors import choice_colors
-from analysis.plotting.style import PALETTE
+from analysis.plotting.style import PALETTE, choice_colors
 
 
 def line(axes, label):

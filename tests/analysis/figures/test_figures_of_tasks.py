@@ -13,11 +13,11 @@ from support.figure_reading import framed, line
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
-from analysis.errors import NoData
 from analysis.figure_entry import TASKS, TEXT
 from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
+from analysis.files import NoData
 from analysis.gallery import draw, draw_figures, listed
-from analysis.plotting.task_panels import chance_text, model_panels, task_panels
+from analysis.plotting.axes import chance_text, model_panels, task_panels
 
 
 @pytest.fixture(scope="module")

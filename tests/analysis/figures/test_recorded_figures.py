@@ -14,12 +14,10 @@ from support.pretended_runs import model, pretended
 from support.said import digest, drawn_lines
 from support.seen_figures import figure_lines
 
-from analysis import load_results
-from analysis.caveats import context_use
+from analysis import caveats, load_results
 from analysis.figures import crossover, inference, static_model
-from analysis.loading import probed_steps
-from analysis.loading.probe_tables import TABLES
-from analysis.loading.results import Results
+from analysis.loading import probes
+from analysis.loading.results import TABLES, Results
 from analysis.plotting import bench
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -244,7 +242,7 @@ def test_figures_of_probes():
         "solver",
         "attention_profile",
     )
-    lines = [*drawn_lines(results, *names), *context_use.caveats(results), *probed_steps.caveats(results)]
+    lines = [*drawn_lines(results, *names), *caveats.context_use_caveats(results), *probes.caveats(results)]
     recorded.check(RECORDED / "probes.txt", lines, absolute=1e-9)
 
 

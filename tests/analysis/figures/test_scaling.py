@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from analysis import load_results
-from analysis.caveats.comparison import caveats
-from analysis.errors import NoData
+from analysis.caveats import caveats
 from analysis.figures import scaling
+from analysis.files import NoData
 from analysis.gallery import draw
-from analysis.significance.power_law import fit_line, fit_with_floor
+from analysis.statistics import fit_line, fit_with_floor
 
 
 def law(sizes, exponent, floor=0.0, factor=8.0):

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator
 from test_recorded_figures import CASES, probed
 
 from analysis import load_results
-from analysis.errors import NoData
+from analysis.files import NoData
 from analysis.gallery import draw, drawn_runs, listed
 from analysis.loading.results import Results
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis import headlines, load_results
-from analysis.headlines.differences import ahead, at_length, beats, level
-from analysis.headlines.table import NUMBERS, PAGE, TABLE
-from analysis.ledger.evidence import Evidence, Missing
-from analysis.ledger.judge import judge
-from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, OPEN, REFUTED, Lack
+from analysis import load_results
+from analysis.evidence import headlines
+from analysis.evidence.headlines.differences import ahead, at_length, beats, level
+from analysis.evidence.headlines.table import NUMBERS, PAGE, TABLE
+from analysis.evidence.ledger.entries import Evidence, Missing
+from analysis.evidence.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, OPEN, REFUTED, Lack, judge
 from analysis.loading.results import Results
 
 ROOT = Path(__file__).resolve().parents[3]

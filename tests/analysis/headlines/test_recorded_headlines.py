@@ -9,14 +9,13 @@ import pandas as pd
 from support import recorded
 from support.pretended_runs import model, pretended
 
-from analysis.headlines.differences import ahead, at_length, beats, level
-from analysis.headlines.headline_entries import core_minutes
-from analysis.ledger.claim_entries import Claim
-from analysis.ledger.evidence import Evidence
-from analysis.ledger.judge import judge
-from analysis.ledger.ledger_page import lines
+from analysis.evidence.headlines.differences import ahead, at_length, beats, level
+from analysis.evidence.headlines.headline_entries import core_minutes
+from analysis.evidence.ledger.entries import Claim, Evidence
+from analysis.evidence.ledger.page import lines
+from analysis.evidence.ledger.rules import judge
 from analysis.loading.results import Results
-from analysis.loading.selection import COLUMNS
+from analysis.loading.tables import COLUMNS
 
 RECORDED = Path(__file__).with_name("recorded")
 

@@ -6,12 +6,11 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import ledger, load_results
-from analysis.ledger.evidence import Evidence, Missing, seeds_check
-from analysis.ledger.ledger_page import counted, html, markdown
-from analysis.ledger.ledger_rows import number_rows, rows
-from analysis.ledger.repeats import disagreements
-from analysis.ledger.rules import (
+from analysis import load_results
+from analysis.evidence import ledger
+from analysis.evidence.ledger.entries import Evidence, Missing, seeds_check
+from analysis.evidence.ledger.page import counted, html, markdown, number_rows, rows
+from analysis.evidence.ledger.rules import (
     CONFIRMED,
     FAILS,
     GPU,
@@ -29,6 +28,7 @@ from analysis.ledger.rules import (
     about,
     at_least,
     at_most,
+    disagreements,
     verdict,
 )
 from analysis.loading.results import Results

@@ -12,16 +12,13 @@ from support.pretended_runs import model, pretended
 from support.said import known
 from support.seen_pages import page_lines
 
-from analysis import headlines
-from analysis.headlines import table as headline_table
-from analysis.headlines.headline_entries import Headline, Judged
-from analysis.ledger import ledger_page
-from analysis.ledger.claim_entries import Claim
-from analysis.ledger.evidence import Evidence, Missing, origin, row_check, seeds_check
-from analysis.ledger.judge import judge
-from analysis.ledger.ledger_rows import number_rows, rows
-from analysis.ledger.repeats import disagreements
-from analysis.ledger.rules import (
+from analysis.evidence import headlines
+from analysis.evidence.headlines import table as headline_table
+from analysis.evidence.headlines.headline_entries import Headline, Judged
+from analysis.evidence.ledger import page
+from analysis.evidence.ledger.entries import Claim, Evidence, Missing, origin, row_check, seeds_check
+from analysis.evidence.ledger.page import number_rows, rows
+from analysis.evidence.ledger.rules import (
     GPU,
     INCONCLUSIVE,
     TRAINING,
@@ -32,6 +29,8 @@ from analysis.ledger.rules import (
     about,
     at_least,
     at_most,
+    disagreements,
+    judge,
 )
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -111,7 +110,7 @@ def test_outcomes_and_texts_of_numbers():
     lines = []
     for seeds in (None, 1, 2, 3):
         for check in checks(seeds):
-            row = ledger_page.number_row(check)
+            row = page.number_row(check)
             lines.append(
                 f"{seeds} seeds {row.value} ({row.interval}) needed {row.needed}: {row.outcome}, {row.source}"
             )
@@ -124,11 +123,11 @@ def test_tables_and_pages():
         *recorded.flat(known(number_rows(ENTRIES[:11])), "numbers"),
     ]
     lines += [
-        *ledger_page.markdown(ENTRIES[:10]).splitlines(),
-        *ledger_page.lines(ENTRIES[:11], False),
-        *ledger_page.lines(ENTRIES[:10], True),
+        *page.markdown(ENTRIES[:10]).splitlines(),
+        *page.lines(ENTRIES[:11], False),
+        *page.lines(ENTRIES[:10], True),
     ]
-    recorded.check(RECORDED / "pages.txt", [*lines, *page_lines(ledger_page.html(ENTRIES[:8]))])
+    recorded.check(RECORDED / "pages.txt", [*lines, *page_lines(page.html(ENTRIES[:8]))])
 
 
 def test_numbers_of_evidence(tmp_path):

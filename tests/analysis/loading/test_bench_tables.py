@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.errors import NoData
-from analysis.loading.bench_tables import read_bench
+from analysis.files import NoData
+from analysis.loading.tables import read_bench
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from support.task_runs import write_task_run
 
 from analysis import load_results
 from analysis.figures import learning_rates, loss_curves
-from analysis.loading import selection
-from analysis.loading.rate_sweeps import best_rates, with_selection
+from analysis.loading import tables
+from analysis.loading.probes import best_rates, with_selection
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_recorded_selection_counts_the_rates_that_were_tried_on_the_task(tmp_p
         for run in runs.itertuples()
         for lr in tried[run.data]
     ]
-    pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(tmp_path / "exp" / selection.FILE, index=False)
+    pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(tmp_path / "exp" / tables.FILE, index=False)
     best = best_rates(load_results(tmp_path / "exp"))
     assert dict(zip(best["data"], best["rates"], strict=True)) == {"mqar": 2, "parity": 3}
 
@@ -106,7 +106,7 @@ def test_a_selection_by_several_seeds_counts_its_rates_once_and_its_seeds_in_eac
         chosen = {"model": "kda", "lr": 3e-3, "chosen": True, "confirmed_by": run.name}
         rows = [{**chosen, "seed": seed, "run": f"{place}{seed}"} for seed in range(seeds)]
         rows.append({"model": "kda", "lr": 1e-3, "seed": 0, "chosen": False, "run": f"{place}9"})
-        pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(tmp_path / place / selection.FILE, index=False)
+        pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(tmp_path / place / tables.FILE, index=False)
     found = with_selection(load_results(tmp_path)).set_index("experiment")
     assert found["selected_by_seeds"].to_dict() == {"one": 1, "three": 3}
     assert found["selected_among"].to_dict() == {"one": 2, "three": 2}
@@ -118,7 +118,7 @@ def test_only_rates_that_were_selected_are_named_at_an_end_of_those_tried():
         {"task": "", "model": "nsa", "edge": "lowest", "chosen": False},
         {"task": "", "model": "mla", "edge": "highest", "chosen": False},
     ]
-    (caveat,) = selection.caveats(pd.DataFrame(rows))
+    (caveat,) = tables.caveats(pd.DataFrame(rows))
     assert "was selected for kda: a lower one" in caveat
 
 
@@ -131,7 +131,7 @@ def test_a_selection_that_was_recorded_twice_counts_once(tmp_path, write_run):
     ]
     for folder in (tmp_path / "exp", tmp_path / "stored"):
         folder.mkdir(exist_ok=True)
-        pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(folder / selection.FILE, index=False)
+        pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(folder / tables.FILE, index=False)
     found = load_results(tmp_path).selection
     assert (found["lr"].tolist(), found["seconds"].sum()) == ([1e-3, 3e-3], 60.0)
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
-from analysis.caveats.comparison import caveats
-from experiments.probing import find_runs as probing
+from analysis.caveats import caveats
+from experiments.probing import probe_run as probing
 
 HEADER = "step,tokens,split,loss\n"
 

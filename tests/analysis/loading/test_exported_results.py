@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results
-from analysis.loading.probe_tables import TABLES
+from analysis.loading.results import TABLES
 
 PLACE = {"layer": 0, "part": "mixer", "block": "attention", "head": 1}
 

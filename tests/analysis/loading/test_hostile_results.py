@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
-from analysis.caveats.comparison import caveats
+from analysis.caveats import caveats
 from analysis.files import remove_partials, write_atomically
 
 SECRET = "token-of-somebody-else"

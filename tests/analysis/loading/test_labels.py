@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.loading.columns import SETTING_COLUMNS
-from analysis.loading.labels import labels, short_names
+from analysis.loading.columns import SETTING_COLUMNS, labels, short_names
 
 
 @pytest.mark.parametrize(

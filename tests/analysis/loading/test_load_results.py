@@ -17,7 +17,7 @@ import analysis
 from analysis import ResultsError, gallery, load_results
 from analysis.files import write_atomically, write_text
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
-from analysis.loading.probe_tables import advice
+from analysis.loading.results import advice
 
 ROOT = Path(analysis.__file__).parents[1]
 

@@ -7,7 +7,7 @@ from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.loading.columns import RUN_COLUMNS
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.loading.probes import SUMMARY, probe_measures, select_axis
 
 ROWS = pd.DataFrame(
     {

@@ -6,9 +6,9 @@ import pytest
 from support.probe_tables import measure, write_table
 
 from analysis import load_results
-from analysis.caveats.comparison import caveats
+from analysis.caveats import caveats
 from analysis.gallery import draw
-from analysis.loading.probed_steps import probed_steps, steps_text
+from analysis.loading.probes import probed_steps, steps_text
 
 
 @pytest.fixture

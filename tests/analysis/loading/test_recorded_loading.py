@@ -11,15 +11,11 @@ from support import recorded
 from support.said import known
 
 from analysis import load_results
-from analysis.comparing.comparison_table import comparison_text
-from analysis.errors import ResultsError
-from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
-from analysis.loading.probe_tables import TABLES, advice, interrupted, records
-from analysis.loading.probed_steps import probed_steps, steps_text
-from analysis.loading.rate_sweeps import best_rates
-from analysis.loading.results import Results
-from analysis.loading.selection import caveats, read_selection
-from analysis.loading.split_tables import SPLIT_TABLES
+from analysis.comparing.tables import comparison_text
+from analysis.files import ResultsError
+from analysis.loading.probes import SUMMARY, best_rates, probe_measures, probed_steps, select_axis, steps_text
+from analysis.loading.results import TABLES, Results, advice, interrupted, records
+from analysis.loading.tables import SPLIT_TABLES, caveats, read_selection
 
 RECORDED = Path(__file__).with_name("recorded")
 

@@ -8,7 +8,7 @@ from support.pretended_runs import model, pretended
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
-from analysis.loading.tasks import architectures
+from analysis.loading.tables import architectures
 
 
 def test_tasks_are_told_apart_by_the_options_in_which_they_differ(tmp_path, write_run):

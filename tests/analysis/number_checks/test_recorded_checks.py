@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from support import recorded
 
-from analysis.errors import ResultsError
-from analysis.number_checks.__main__ import main
-from analysis.number_checks.annotations import marks, quoted, table_rows
-from analysis.number_checks.queries import evaluate
+from analysis.evidence.number_checks.__main__ import main
+from analysis.evidence.number_checks.annotations import marks, quoted, table_rows
+from analysis.evidence.number_checks.queries import evaluate
+from analysis.files import ResultsError
 
 RECORDED = Path(__file__).with_name("recorded")
 ROWS = pd.DataFrame(

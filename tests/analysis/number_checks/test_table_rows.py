@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.number_checks.annotations import marks, table_rows
+from analysis.evidence.number_checks.annotations import marks, table_rows
 
 
 @pytest.mark.parametrize("row", ["|a|12|3 %|", "| a | 12 | 3 % |", "| **a** |12| 3%|"])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.number_checks.__main__ import main
-from analysis.number_checks.check import Outcome, check
-from analysis.number_checks.published_tables import Tables
+from analysis.evidence.number_checks.__main__ import main
+from analysis.evidence.number_checks.check import Outcome, check
+from analysis.evidence.number_checks.published_tables import Tables
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -340,7 +340,7 @@ def test_the_program_ends_with_1_whichever_of_its_files_is_off(judge, tmp_path):
 @pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_ends_it_without_a_traceback(tmp_path):
     (tmp_path / "page.md").write_text("# No numbers\n", encoding="utf-8")
-    command = [sys.executable, "-m", "analysis.number_checks", str(tmp_path / "page.md")]
+    command = [sys.executable, "-m", "analysis.evidence.number_checks", str(tmp_path / "page.md")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     process.stdout.close()
     assert process.stderr.read() == b""

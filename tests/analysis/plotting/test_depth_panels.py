@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.plotting.depth_panels import deepest, drawn_depths, left_out_text
+from analysis.plotting.axes import deepest, drawn_depths, left_out_text
 
 
 def test_each_series_has_its_own_deepest_model():

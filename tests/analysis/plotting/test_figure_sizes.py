@@ -4,8 +4,15 @@ import warnings
 
 import pytest
 
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import WIDTH, new_figure, panels, save, series_styles
+from analysis.plotting.style import (
+    WIDTH,
+    legend_below,
+    legend_entries,
+    new_figure,
+    panels,
+    save,
+    series_styles,
+)
 
 
 def drawn(figure, tmp_path):

@@ -6,8 +6,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from analysis.plotting.axes import byte_axis, bytes_text, length_axis, plain_log_ticks
-from analysis.plotting.choice_colors import choice_colors, choice_legend
-from analysis.plotting.style import PALETTE
+from analysis.plotting.style import PALETTE, choice_colors, choice_legend
 
 
 @pytest.mark.parametrize(

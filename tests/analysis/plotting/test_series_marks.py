@@ -8,10 +8,16 @@ import pytest
 from matplotlib.lines import Line2D
 
 from analysis import gallery, load_results
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.series_marks import mark_series, series_key
-from analysis.plotting.style import new_figure, save, series_styles
-from analysis.report.inline_svg import inline
+from analysis.plotting.style import (
+    legend_below,
+    legend_entries,
+    mark_series,
+    new_figure,
+    save,
+    series_key,
+    series_styles,
+)
+from analysis.report.page import inline
 
 STYLES = series_styles([("kda", "#0072b2"), ("mla †", "#d55e00")])
 KDA, MLA = series_key("kda"), series_key("mla")

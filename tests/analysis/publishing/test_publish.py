@@ -11,13 +11,19 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis import ResultsError, load_results
+from analysis import ResultsError, load_results, publishing
 from analysis.files import write_small_table
-from analysis.loading.probe_tables import filled, thinned
-from analysis.publishing import configurations
-from analysis.publishing import publish as publishing
-from analysis.publishing.provenance import Pass, Provenance, probing, without_paths
-from analysis.publishing.publish import Publication, missing_parts, portable, publish
+from analysis.loading.results import filled, thinned
+from analysis.publishing import (
+    Pass,
+    Provenance,
+    Publication,
+    missing_parts,
+    portable,
+    probing,
+    publish,
+    without_paths,
+)
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
 
@@ -56,7 +62,7 @@ def test_published_results_read_back_without_this_machines_paths(tmp_path, write
     assert picture in (".png", ".svg")
     assert text == ".txt"
     assert f"- `loss_against_tokens{picture}`, `.txt`: a figure" in (folder / "README.md").read_text()
-    configs, _ = configurations.read(folder)
+    configs, _ = publishing.read_configurations(folder)
     assert configs == {
         run.name: {"data": {"path": "wiki", "cache_dir": "cache"}, "lr": 1e-3, "names": ["a", "c"]}
     }
@@ -101,7 +107,7 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
         "runs from different commits",
     ):
         assert told in page, told
-    _, identities = configurations.read(folder)
+    _, identities = publishing.read_configurations(folder)
     for path in probed_runs.iterdir():
         assert identities[path.name] == json.loads((path / "identity.json").read_text())
 
@@ -252,7 +258,7 @@ def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(configurations, "write", killed)
+        during.setattr(publishing, "write_configurations", killed)
         with pytest.raises(KeyboardInterrupt):
             publish(load_results(probed_runs), tmp_path / "published", ASKED)
     assert missing_parts(folder) == ["no README.md"]
@@ -336,14 +342,14 @@ NESTED = [
 
 
 def test_shared_and_own_parts_of_configurations_make_them_whole():
-    shared = configurations.common(NESTED)
+    shared = publishing.common(NESTED)
     assert shared == {"b": {"c": 2}, "x": {}}
     for tree in NESTED:
-        own = configurations.difference(shared, tree)
-        again = configurations.joined(shared, own)
+        own = publishing.difference(shared, tree)
+        again = publishing.joined(shared, own)
         assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
-    assert configurations.common([NESTED[0]]) == NESTED[0]
-    assert configurations.difference(NESTED[0], NESTED[0]) == {}
+    assert publishing.common([NESTED[0]]) == NESTED[0]
+    assert publishing.difference(NESTED[0], NESTED[0]) == {}
 
 
 def test_sections_that_runs_share_stand_once_and_are_read_back(tmp_path):
@@ -367,20 +373,18 @@ def test_sections_that_runs_share_stand_once_and_are_read_back(tmp_path):
             "seed": 2,
         },
     }
-    configurations.write(tmp_path, configs, configs)
-    for read in configurations.read(tmp_path):
+    publishing.write_configurations(tmp_path, configs, configs)
+    for read in publishing.read_configurations(tmp_path):
         assert json.dumps(read, sort_keys=True) == json.dumps(configs, sort_keys=True)
-    for name in (configurations.CONFIGS, configurations.IDENTITIES):
+    for name in (publishing.CONFIGS, publishing.IDENTITIES):
         text = (tmp_path / name).read_text()
         assert (text.count("data-1"), text.count("data-2")) == (
             3,
             0,
         )  # a section of one run stays in its place
     old = {run: {"seed": config["seed"]} for run, config in configs.items()}
-    (tmp_path / configurations.IDENTITIES).write_text(
-        json.dumps(old)
-    )  # as it was before sections were shared
-    assert configurations.read(tmp_path)[1] == old
+    (tmp_path / publishing.IDENTITIES).write_text(json.dumps(old))  # as it was before sections were shared
+    assert publishing.read_configurations(tmp_path)[1] == old
 
 
 def test_small_tables_hold_the_same_values(tmp_path):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results
-from analysis.publishing.publish import Publication, publish
+from analysis.publishing import Publication, publish
 
 ASKED = Publication("Does it work?")
 

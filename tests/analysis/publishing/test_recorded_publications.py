@@ -10,12 +10,9 @@ import pytest
 import yaml
 from support import recorded
 
-from analysis import load_results
-from analysis.errors import ResultsError
-from analysis.publishing import configurations
-from analysis.publishing import publish as publishing
-from analysis.publishing.provenance import without_paths
-from analysis.publishing.publish import Publication, missing_parts, portable, publish
+from analysis import load_results, publishing
+from analysis.files import ResultsError
+from analysis.publishing import Publication, missing_parts, portable, publish, without_paths
 
 RECORDED = Path(__file__).with_name("recorded")
 SHOWN = ("README.md", "configs.yaml", "identities.json", "provenance.json", "comparison.csv", "selection.csv")
@@ -164,9 +161,9 @@ TREES = (
 def test_what_configurations_share():
     lines = []
     for trees in TREES:
-        shared = configurations.common(trees)
-        rest = [configurations.difference(shared, tree) for tree in trees]
-        assert [configurations.joined(shared, one) for one in rest] == trees
+        shared = publishing.common(trees)
+        rest = [publishing.difference(shared, tree) for tree in trees]
+        assert [publishing.joined(shared, one) for one in rest] == trees
         lines.append(f"{shared} and {rest}")
     paths = (
         "/a/b/c.txt",

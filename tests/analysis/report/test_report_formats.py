@@ -17,7 +17,7 @@ from analysis.gallery import ReportFigure, draw_figure, listed
 from analysis.plotting.style import new_figure
 from analysis.report import content as contents
 from analysis.report import latex, markdown, page
-from analysis.report.report_columns import COMPARISON, RUNS, Field, rows
+from analysis.report.columns import COMPARISON, RUNS, Field, rows
 
 HOSTILE = r"a_b & 50% $x$ #1 {y} ~^ \cmd [opt] <b>|*"
 MEANT = {

@@ -8,7 +8,7 @@ from support.probe_tables import measure, write_table
 from support.residual_tables import ROUTERS
 
 from analysis import load_results, write_report
-from analysis.report.layouts import layouts
+from analysis.report.columns import layouts
 
 # By layout (None: the dense baseline): pattern, validation and test loss by seed, imbalance of the heads by seed.
 # By test loss the first two stand the other way round.

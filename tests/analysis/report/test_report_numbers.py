@@ -7,7 +7,7 @@ import math
 import pytest
 
 from analysis import load_results
-from analysis.comparing.comparison_table import compare
+from analysis.comparing.tables import compare
 from analysis.figures import (
     comparison,
     efficiency,

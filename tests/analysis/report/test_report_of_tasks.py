@@ -7,12 +7,12 @@ import pytest
 from support.task_runs import write_study, write_task_run
 
 from analysis import comparison_text, load_results, write_report
-from analysis.caveats.comparison import caveats
-from analysis.plotting.series_marks import series_key
-from analysis.publishing.provenance import origins
+from analysis.caveats import caveats
+from analysis.plotting.style import series_key
+from analysis.publishing import origins
 from analysis.report import content as contents
 from analysis.report import markdown, page
-from analysis.report.task_page import task_page
+from analysis.report.columns import task_page
 
 OF_TEXT = ("nats/token", "perplexity", "word ppl", "bits per byte", "tokenizer", "What the models write")
 

@@ -12,7 +12,7 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis import ResultsError, gallery, load_results, report, write_report
-from analysis.caveats.comparison import caveats
+from analysis.caveats import caveats
 
 pytestmark = pytest.mark.slow
 

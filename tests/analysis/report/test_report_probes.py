@@ -6,10 +6,10 @@ import pytest
 from support.probe_tables import measure, write_table
 
 from analysis import load_results, write_report
-from analysis.caveats.comparison import caveats
-from analysis.loading.probe_tables import RECORD, TABLES, interrupted
-from analysis.publishing.publish import Publication, publish
-from analysis.report.samples import samples
+from analysis.caveats import caveats
+from analysis.loading.results import RECORD, TABLES, interrupted
+from analysis.publishing import Publication, publish
+from analysis.report.content import samples
 
 
 @pytest.fixture

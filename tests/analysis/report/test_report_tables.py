@@ -7,8 +7,8 @@ import math
 import pytest
 
 from analysis import load_results
-from analysis.comparing.comparison_table import compare
-from analysis.report.report_columns import COMPARISON, RUNS, rows, sort_key
+from analysis.comparing.tables import compare
+from analysis.report.columns import COMPARISON, RUNS, rows, sort_key
 
 
 @pytest.fixture

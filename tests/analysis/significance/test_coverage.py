@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.significance import against_baseline, over_documents, rank_ranges, spread_of
-from analysis.significance.intervals import estimate
+from analysis.statistics import against_baseline, estimate, over_documents, rank_ranges, spread_of
 
 EQUAL, NOISY_LAST, NOISY_BASELINE = "equal", "last three times as noisy", "baseline three times as noisy"
 

@@ -9,20 +9,30 @@ import numpy as np
 import pandas as pd
 from support import recorded
 
-from analysis.significance import against_baseline, rank_ranges, seed_correlation, seeds_needed, spread_of
-from analysis.significance.distributions import share_tail, student_t, student_tail
-from analysis.significance.documents import over_documents
-from analysis.significance.dunnett import critical_value, within
-from analysis.significance.intervals import (
+from analysis.statistics import (
+    against_baseline,
+    critical_value,
     curves_over_seeds,
     estimate,
+    fit_line,
+    fit_with_floor,
+    holm,
+    over_documents,
     over_seeds,
+    pair_probabilities,
     pareto_front,
+    paying_correlation,
+    power,
+    rank_ranges,
+    seed_correlation,
+    seeds_needed,
+    share_tail,
     single_heads,
+    spread_of,
+    student_t,
+    student_tail,
+    within,
 )
-from analysis.significance.power_law import fit_line, fit_with_floor
-from analysis.significance.ranks import holm, pair_probabilities
-from analysis.significance.sample_size import paying_correlation, power
 
 RECORDED = Path(__file__).with_name("recorded")
 SAMPLES = {

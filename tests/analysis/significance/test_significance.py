@@ -7,19 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from analysis.significance import (
+from analysis import statistics
+from analysis.statistics import (
     against_baseline,
-    dunnett,
+    critical_value,
+    holm,
+    pair_probabilities,
+    paying_correlation,
     power,
     rank_ranges,
     seed_correlation,
     seeds_needed,
+    share_tail,
     spread_of,
+    student_t,
+    student_tail,
 )
-from analysis.significance.distributions import share_tail, student_t, student_tail
-from analysis.significance.dunnett import critical_value
-from analysis.significance.ranks import holm, pair_probabilities
-from analysis.significance.sample_size import paying_correlation
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,9 @@ def test_power_of_two_models_with_two_seeds(difference):
     """Two degrees of freedom: (s/σ)² is exponential with mean 1, whose quantiles are −ln u."""
     critical = 4.3026527  # of Student's t, as above
     spread = np.sqrt(-np.log((np.arange(20_000) + 0.5) / 20_000))
-    below = dunnett.normal(critical * spread - difference) - dunnett.normal(-critical * spread - difference)
+    below = statistics.normal(critical * spread - difference) - statistics.normal(
+        -critical * spread - difference
+    )
     assert power(difference, 1.0, 2, 2) == pytest.approx(1 - below.mean(), abs=2e-3)
 
 

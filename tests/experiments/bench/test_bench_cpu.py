@@ -12,11 +12,9 @@ from support.program import Lab
 
 from experiments.bench.model_steps import LATE_STEP
 from experiments.bench.suites import cpu
-from experiments.bench.suites.cpu import lengths, memory
-from experiments.bench.suites.cpu.memory import peak_memory_of
-from experiments.bench.suites.cpu.recurrences import OPERATIONS
+from experiments.bench.suites.cpu import OPERATIONS, peak_memory_of
 from experiments.configuration.schema import Config
-from experiments.system.paths import CONF
+from experiments.system.machine import CONF
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 
@@ -45,8 +43,8 @@ def test_the_suite_has_the_rows_of_all_its_parts_at_the_lengths_asked_for(monkey
 
 def test_mixers_are_measured_past_their_warm_up(monkeypatch):
     steps: list[int] = []
-    monkeypatch.setattr(memory.lengths, "set_step", lambda layer, step: steps.append(step))
-    assert memory.lengths.mixer("G", 16).training
+    monkeypatch.setattr(cpu, "set_step", lambda layer, step: steps.append(step))
+    assert cpu.make_mixer("G", 16).training
     assert steps == [LATE_STEP]
 
 
@@ -54,15 +52,15 @@ def test_a_peak_is_what_a_pass_takes_beside_what_the_process_has_taken_before(mo
     """After a short pass that loads code, of a mixer that may be made for fewer tokens than it reads."""
     seen: list[tuple] = []
     monkeypatch.setattr(
-        memory.lengths, "mixer", lambda letter, length, **size: seen.append((letter, length, size)) or letter
+        cpu, "make_mixer", lambda letter, length, **size: seen.append((letter, length, size)) or letter
     )
-    monkeypatch.setattr(memory.lengths, "inputs", lambda length, **width: (f"{length} tokens", width))
-    monkeypatch.setattr(memory.lengths, "forward_backward", lambda *given: seen.append(given))
+    monkeypatch.setattr(cpu, "inputs", lambda length, **width: (f"{length} tokens", width))
+    monkeypatch.setattr(cpu, "forward_backward", lambda *given: seen.append(given))
     peaks = iter([700, 1000])
-    monkeypatch.setattr(memory.machine, "peak_memory", lambda device: seen.append(("peak",)) or next(peaks))
+    monkeypatch.setattr(cpu.machine, "peak_memory", lambda device: seen.append(("peak",)) or next(peaks))
     size = {"d_model": 64, "heads": 2}
     threads = torch.get_num_threads()
-    memory._measure(SimpleNamespace(send=seen.append), "K", 4096, 1024, threads, size)
+    cpu._measure(SimpleNamespace(send=seen.append), "K", 4096, 1024, threads, size)
     width = {"d_model": 64}
     assert seen == [
         ("K", 1024, size),
@@ -89,7 +87,7 @@ def test_a_process_that_ends_without_a_result_is_not_waited_for(monkeypatch):
     process = SimpleNamespace(start=start, join=lambda: None, exitcode=9)
     pipe = SimpleNamespace(recv=recv), SimpleNamespace(close=lambda: open_ends.remove("there"))
     context = SimpleNamespace(Pipe=lambda duplex: pipe, Process=lambda target, args: process)
-    monkeypatch.setattr(memory.mp, "get_context", lambda way: context)
+    monkeypatch.setattr(cpu.mp, "get_context", lambda way: context)
     with pytest.raises(RuntimeError, match="measuring the memory of mixer K ended with status 9"):
         peak_memory_of("K", 64)
 
@@ -104,7 +102,7 @@ def test_a_mixer_is_made_for_the_length_that_it_reads_unless_another_is_given(
         Pipe=lambda duplex: (SimpleNamespace(recv=lambda: 7), SimpleNamespace(close=lambda: None)),
         Process=lambda target, args: given.append(args[1:]) or process,
     )
-    monkeypatch.setattr(memory.mp, "get_context", lambda way: context)
+    monkeypatch.setattr(cpu.mp, "get_context", lambda way: context)
     assert peak_memory_of("K", 4096, threads=2, configured=configured, heads=2) == 7
     assert given == [("K", 4096, made_for, 2, {"heads": 2})]
 
@@ -137,11 +135,11 @@ def test_no_mixer_holds_even_half_a_matrix_of_pairs(letter: str):
 
 
 def test_a_mixer_is_measured_at_the_size_asked_for_and_past_its_warm_up():
-    made = lengths.mixer("K", 32, d_model=48, heads=3)
+    made = cpu.make_mixer("K", 32, d_model=48, heads=3)
     config = LanguageModel(ModelConfig(pattern="K", depth=1, d_model=48, n_heads=3), vocab_size=8, seq_len=32)
     assert {n: x.shape for n, x in made.named_parameters()} == {
         n: x.shape for n, x in config.layers[0].mixer.named_parameters()
     }
     assert made.training
-    x, context = lengths.inputs(32, 48)
+    x, context = cpu.inputs(32, 48)
     assert (x.shape, x.requires_grad, context.positions.shape) == ((1, 32, 48), True, (1, 32))

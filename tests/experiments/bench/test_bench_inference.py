@@ -16,16 +16,13 @@ import torch
 from support.failed_cells import row_of_failure
 from support.program import Lab
 
-from experiments.bench import decoding, timing
-from experiments.bench.hugging_face import architectures as theirs
-from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
+from experiments.bench import hugging_face as theirs
+from experiments.bench import model_steps, timing
+from experiments.bench.hugging_face import BEGUN, NoPeer, Peer
 from experiments.bench.result_table import ResumableTable
+from experiments.bench.suites import inference
 from experiments.bench.suites import inference as suite
-from experiments.bench.suites.inference import calls, model_timing, reference_models
-from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.inference_rows import compared
-from experiments.bench.suites.inference.model_sources import timed_models
-from experiments.bench.suites.inference.reference_models import Bench, ComparedModels
+from experiments.bench.suites.inference import Bench, ComparedModels, compared, expected_ms, timed_models
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config
 from zoo import LanguageModel, ModelConfig, cost, export
@@ -227,7 +224,7 @@ def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(
     for tokens, batch in ((4 * BEGUN, 1), (BEGUN + 3, 2)):
         cache = peer.cache_after(tokens, batch)
         assert cache.get_seq_length() == tokens
-        stored = sum(x.nbytes for x in decoding.tensors_in(cache.layers))
+        stored = sum(x.nbytes for x in model_steps.tensors_in(cache.layers))
         assert peer.state_bytes(tokens, batch) == stored
         assert peer.step(torch.zeros(batch, dtype=torch.int64), cache).shape == (batch, 30)
         assert cache.get_seq_length() == tokens + 1
@@ -294,7 +291,7 @@ def test_a_slow_model_of_transformers_says_nothing_of_what_ours_takes(tmp_path):
     made = config(tmp_path, "transformer")
     table = ResumableTable(made, CPU, suite.COLUMNS)
     (subject,) = timed_models(made, CPU)
-    cell = model_timing.ModelTiming(Bench(made, table, shortest=8), subject, "prefill", 16, 1)
+    cell = inference.ModelTiming(Bench(made, table, shortest=8), subject, "prefill", 16, 1)
     same = {**cell._kind, "tokens": 8}
     table.rows = [
         {**same, "backend": "auto", "milliseconds_median": 1.0},
@@ -313,8 +310,8 @@ def test_logits_of_a_whole_prompt_need_their_memory(tmp_path, monkeypatch, bytes
     made = config(tmp_path, "transformer")
     (subject,) = timed_models(made, CPU)
     bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
-    monkeypatch.setattr(model_timing.machine, "describe", lambda _: {"memory_bytes": bytes_})
-    cell = model_timing.ModelTiming(bench, subject, "prefill", 50, 2)
+    monkeypatch.setattr(inference.machine, "describe", lambda _: {"memory_bytes": bytes_})
+    cell = inference.ModelTiming(bench, subject, "prefill", 50, 2)
     models = SimpleNamespace(model=SimpleNamespace(vocab_size=10))
     if fits:
         cell._check_memory(models, ["forward"])
@@ -357,7 +354,7 @@ def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
 
     with (
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
-        mock.patch.object(model_timing.ModelTiming, "_call", return_value=None),
+        mock.patch.object(inference.ModelTiming, "_call", return_value=None),
     ):
         rows = own(measured(tmp_path, "kda_pure"))
     notes = {(row["mode"], row["tokens"]): row["note"] for row in rows}
@@ -378,7 +375,7 @@ def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long
 
     with (
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
-        mock.patch.object(model_timing.ModelTiming, "_call", return_value=None),
+        mock.patch.object(inference.ModelTiming, "_call", return_value=None),
     ):
         rows = own(measured(tmp_path, "kda_pure", lengths=[8, 16, 32]))
     ratios = {(row["tokens"], row["mode"]): row["ratio_transformer"] for row in rows}
@@ -409,7 +406,7 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
     for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
         facts = {"memory_bytes": memory, "gpu": None, "host_cpu": "", "threads": 1}
         with (
-            mock.patch.object(model_timing.machine, "describe", return_value=facts),
+            mock.patch.object(inference.machine, "describe", return_value=facts),
             mock.patch.object(suite, "BATCHES", (8,)),
         ):
             rows = own(measured(tmp_path / folder, "kda_pure", lengths=[8]))
@@ -420,7 +417,7 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
 
 @pytest.mark.slow
 def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, without_transformers):
-    with mock.patch.object(model_timing, "decode_call", side_effect=calls.decode_call) as made:
+    with mock.patch.object(inference, "decode_call", side_effect=inference.decode_call) as made:
         measured(tmp_path, "kda_pure", lengths=[8, 32])
     batch = 8
     contexts = [call.args[1].shape[1] for call in made.call_args_list if call.args[1].shape[0] == batch]
@@ -437,7 +434,7 @@ def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, withou
 def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
     model = model_of(preset, depth=4)
     tokens = torch.zeros(2, 24, dtype=torch.int64)
-    state = calls._state_after(model, tokens, FP32, room=8)
+    state = inference._state_after(model, tokens, FP32, room=8)
     caches = [x for x in _parts(state.layers) if hasattr(x, "appended")]
     assert max((cache.appended for cache in caches), default=24) == 24
     assert bool(caches) == (not set(model.letters) <= set("CKMO"))
@@ -447,9 +444,7 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
 
 
 def test_a_version_of_transformers_that_takes_other_arguments_is_told(monkeypatch):
-    monkeypatch.setattr(
-        reference_models, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta"))
-    )
+    monkeypatch.setattr(inference, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta")))
     made = ComparedModels(model_of("transformer"), FP32)
     assert made.peer is None
     assert made.no_peer == "TypeError: unexpected keyword rope_theta"
@@ -471,35 +466,35 @@ def test_logits_are_compared_in_the_precision_that_both_are_timed_in(monkeypatch
 
 def test_the_plain_transformer_has_as_many_layers_as_a_pattern_without_a_depth():
     model = LanguageModel(dataclasses.replace(LIKE, pattern="KKL", depth=None), vocab_size=30, seq_len=16)
-    assert len(reference_models._plain_like(model).layers) == 3
+    assert len(inference._plain_like(model).layers) == 3
 
 
 def test_recurrent_states_hold_the_last_tokens_of_a_context():
     """States of zeros would be another case for a processor's arithmetic than those of a text."""
     tokens = torch.arange(24)[None] % 30
-    state = calls._state_after(model_of("kda_pure"), tokens, FP32, room=4)
-    assert all(x.any() for x in decoding.tensors_in(state.layers))
+    state = inference._state_after(model_of("kda_pure"), tokens, FP32, room=4)
+    assert all(x.any() for x in model_steps.tensors_in(state.layers))
 
 
 @pytest.mark.parametrize("length", [1, 24, 200])
 def test_no_round_of_decoding_has_to_make_its_caches_longer(monkeypatch, length: int):
     """Moving them would be timed: there is room for the context, the tokens read at its end, and all steps."""
     room = []
-    fill = decoding.state_after
+    fill = model_steps.state_after
 
     def filled(model, tokens, dtype, batch, **more):
         room.append(tokens + more["room"])
         return fill(model, tokens, dtype, batch, **more)
 
-    monkeypatch.setattr(decoding, "state_after", filled)
-    calls.decode_call(model_of("transformer"), torch.zeros(2, length, dtype=torch.int64), FP32, rounds=3)
-    assert room == [length + 3 * calls.STEPS]
+    monkeypatch.setattr(model_steps, "state_after", filled)
+    inference.decode_call(model_of("transformer"), torch.zeros(2, length, dtype=torch.int64), FP32, rounds=3)
+    assert room == [length + 3 * inference.STEPS]
 
 
 def test_a_model_that_does_not_fit_alone_is_not_tried_again(tmp_path, monkeypatch):
     made = config(tmp_path, "transformer")
     (subject,) = timed_models(made, CPU)
-    cell = model_timing.ModelTiming(
+    cell = inference.ModelTiming(
         Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "decode", 8, 1
     )
     alone = SimpleNamespace(peer=None, plain=None)
@@ -527,7 +522,7 @@ def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(
     (subject,) = timed_models(made, CPU)
     bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
     monkeypatch.setattr(bench, "forget", lambda: freed.append("models"))
-    cell = model_timing.ModelTiming(bench, subject, "prefill", 16, 1)
+    cell = inference.ModelTiming(bench, subject, "prefill", 16, 1)
     monkeypatch.setattr(cell, "_what_fits", mock.Mock(side_effect=RuntimeError(words)))
     row = row_of_failure(cell.measure, words, ends=ends)
     assert (row["model"], row["mode"], row["tokens"], row["batch"]) == ("transformer", "prefill", 16, 1)
@@ -538,10 +533,10 @@ def test_memory_is_looked_at_before_anything_is_timed(tmp_path, monkeypatch):
     """A CPU whose memory is full ends the program."""
     made = config(tmp_path, "transformer")
     (subject,) = timed_models(made, CPU)
-    cell = model_timing.ModelTiming(
+    cell = inference.ModelTiming(
         Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "prefill", 16, 1
     )
-    monkeypatch.setattr(model_timing.timing, "interleaved_within", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(inference.timing, "interleaved_within", lambda *_: pytest.fail("timed"))
     monkeypatch.setattr(cell, "_check_memory", mock.Mock(side_effect=torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         cell._time(SimpleNamespace(), ["own"])

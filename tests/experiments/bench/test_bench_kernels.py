@@ -12,16 +12,14 @@ import torch
 from support.program import Lab
 from support.steady import pretended_machine
 
-from experiments.bench import passes, peers, result_table, roofline, timing
-from experiments.bench.cases import CASES
-from experiments.bench.cases.attention import HEAD, HEADS, SELECTED
-from experiments.bench.cases.call import Call
-from experiments.bench.inputs import InputFactory
+from experiments.bench import memory_traffic, peers, result_table, timing
+from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call
+from experiments.bench.model_steps import InputFactory
 from experiments.bench.run_suite import SUITES
 from experiments.bench.suites import kernels as suite
 from experiments.configuration.schema import BenchConfig, Config
 from experiments.jobs import bench
-from kernels.triton_common.work import Work, listed_pairs
+from kernels.triton_common.tiles import Work, listed_pairs
 from zoo.errors import UserError
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -50,9 +48,9 @@ def test_every_case_is_a_call_that_works(case):
     calls = case.calls(case.length or LENGTH, 2 * (case.length or LENGTH), CPU, torch.float32)
     leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
     form = lambda: [call.run("torch") for call in calls]  # noqa: E731
-    passes.forward(form, leaves)
+    timing.forward(form, leaves)
     if case.backward:
-        passes.forward_backward(form, leaves)
+        timing.forward_backward(form, leaves)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -132,23 +130,23 @@ def test_some_cases_alone_are_counted(lab: Lab):
 
 
 def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
-    peaks = roofline.PEAKS["H200"]
+    peaks = memory_traffic.PEAKS["H200"]
     half, single = (
         Call("short_conv", (torch.empty(1, dtype=t),), {}) for t in (torch.bfloat16, torch.float32)
     )
-    assert roofline.milliseconds(Work("a", "forward", 0, 4.8e9), half, peaks) == pytest.approx(1)
-    assert roofline.milliseconds(Work("a", "forward", 989e9, 1), half, peaks) == pytest.approx(1)
-    assert roofline.milliseconds(Work("a", "forward", 67e9, 1), single, peaks) == pytest.approx(1)
+    assert memory_traffic.milliseconds(Work("a", "forward", 0, 4.8e9), half, peaks) == pytest.approx(1)
+    assert memory_traffic.milliseconds(Work("a", "forward", 989e9, 1), half, peaks) == pytest.approx(1)
+    assert memory_traffic.milliseconds(Work("a", "forward", 67e9, 1), single, peaks) == pytest.approx(1)
     call = mock.Mock(work=lambda: [Work("a", "forward", 3, 5), Work("b", "backward", 10, 20)])
-    assert roofline.totals([call], "forward", None) == roofline.Totals(3, 5, None)
-    assert roofline.totals([call], "forward+backward", None) == roofline.Totals(13, 25, None)
-    assert roofline.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
+    assert memory_traffic.totals([call], "forward", None) == memory_traffic.Totals(3, 5, None)
+    assert memory_traffic.totals([call], "forward+backward", None) == memory_traffic.Totals(13, 25, None)
+    assert memory_traffic.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
 
 
 @pytest.mark.slow
 def test_a_share_of_the_roofline_is_the_least_time_over_the_time_taken(tmp_path, monkeypatch):
     """Peaks of a GPU are given, because a CPU has none in the table."""
-    monkeypatch.setattr(roofline, "peaks_of", lambda device: roofline.PEAKS["H200"])
+    monkeypatch.setattr(memory_traffic, "peaks_of", lambda device: memory_traffic.PEAKS["H200"])
     rows = [row for row in measured(tmp_path, "hyper_pre") if row["milliseconds_median"]]
     assert rows
     for row in rows:
@@ -166,7 +164,9 @@ def test_pairs_of_causal_lists_are_those_one_can_count(queries, keys, places):
 
 
 def flops(name: str, length: int, tokens: int) -> float:
-    return roofline.totals(CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None).flops
+    return memory_traffic.totals(
+        CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None
+    ).flops
 
 
 @pytest.mark.parametrize("length", [512, SELECTED, 8192])
@@ -242,9 +242,9 @@ def test_steps_of_decoding_are_of_one_token_and_have_no_backward_pass():
 
 def test_a_forward_pass_is_timed_without_a_graph():
     graphs, x = [], torch.ones(2, requires_grad=True)
-    for work in passes.MODES.values():
+    for work in timing.MODES.values():
         work(lambda: graphs.append(torch.is_grad_enabled()) or 3 * x, [x])
-    assert dict(zip(passes.MODES, graphs, strict=True)) == {"forward": False, "forward+backward": True}
+    assert dict(zip(timing.MODES, graphs, strict=True)) == {"forward": False, "forward+backward": True}
 
 
 def test_a_form_that_fails_forward_is_not_tried_backward(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.failed_cells import row_of_failure
 
-from experiments.bench.decoding import state_after, state_bytes, tensors_in
+from experiments.bench.model_steps import state_after, state_bytes, tensors_in
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute

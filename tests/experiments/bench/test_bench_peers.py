@@ -17,11 +17,10 @@ from torch.nn.attention import SDPBackend
 
 import kernels
 from experiments.bench import peers
-from experiments.bench.cases import CASES
-from experiments.bench.cases.attention import NSA
+from experiments.bench.cases import CASES, NSA
+from experiments.bench.memory_traffic import META
 from experiments.bench.peers import fla, sdpa_flash, shared
-from experiments.bench.roofline import META
-from kernels.plugins.lookup import look_up
+from kernels.plugins import look_up
 
 CPU = torch.device("cpu")
 LENGTH = 128

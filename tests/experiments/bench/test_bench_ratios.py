@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from experiments.bench import result_table, timing
-from experiments.bench.suites import attention, harness
-from experiments.bench.suites.cpu import lengths, recurrences, training_steps
+from experiments.bench.suites import attention, cpu, harness
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from zoo import ModelConfig, registry
@@ -91,8 +90,8 @@ def test_attention_is_timed_by_what_can_serve_and_by_its_definition_where_that_i
 def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
     """Four times the milliseconds for twice the tokens: a token takes twice as long."""
     given = {"16": [1.0], "32": [4.0], "64": [4.0]}
-    monkeypatch.setattr(lengths.timing, "interleaved", lambda works, repeats, device: given)
-    rows = lengths.run([16, 32, 64], 1)
+    monkeypatch.setattr(cpu.timing, "interleaved", lambda works, repeats, device: given)
+    rows = cpu.run_lengths([16, 32, 64], 1)
     assert len(rows) == 3 * len(registry.blocks("mixer"))
     for row in rows:
         assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
@@ -107,10 +106,10 @@ def test_a_recurrence_that_takes_seconds_is_timed_twice_and_no_more(milliseconds
         rounds.append(repeats)
         return {name: [milliseconds if name == "reference" else 1.0] * repeats for name in forms}
 
-    monkeypatch.setattr(recurrences.timing, "interleaved", interleaved)
-    monkeypatch.setattr(recurrences, "OPERATIONS", {"delta_rule": recurrences.OPERATIONS["delta_rule"]})
-    recurrences.run(3, 7)
-    assert rounds == [1, further] * len(recurrences.MODES)
+    monkeypatch.setattr(cpu.timing, "interleaved", interleaved)
+    monkeypatch.setattr(cpu, "OPERATIONS", {"delta_rule": cpu.OPERATIONS["delta_rule"]})
+    cpu.run_recurrences(3, 7)
+    assert rounds == [1, further] * len(cpu.MODES)
 
 
 @pytest.mark.slow
@@ -122,10 +121,10 @@ def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
         timed.update(works)
         return {name: [4.0 if name == "transformer" else 5.0] for name in works}
 
-    monkeypatch.setattr(training_steps.timing, "interleaved", interleaved)
+    monkeypatch.setattr(cpu.timing, "interleaved", interleaved)
     config = Config(device="cpu", model=ModelConfig(d_model=64, n_heads=4, depth=2))
     config.data.seq_len, config.data.batch_size, config.data.tokenizer = 16, 2, "bytes"
-    rows = training_steps.run(config)
+    rows = cpu.run_training_steps(config)
     assert {row["model"]: row["ratio"] for row in rows} == {
         name: pytest.approx(1.0 if name == "transformer" else 0.8) for name in architectures(config.model)
     }

@@ -24,7 +24,7 @@ from experiments.bench.static.operation_counts import account
 from experiments.bench.static.specialization import specialise
 from experiments.bench.suites import static as suite
 from experiments.configuration.schema import BenchConfig, Config
-from experiments.runs.folders import RunFailed
+from experiments.runs import RunFailed
 from zoo.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS, PROJECTIONS
-from experiments.bench.operator_traffic import OperatorBytes
+from experiments.bench.memory_traffic import OperatorBytes
 from experiments.bench.suites.traffic import CLAIMED
 
 

@@ -24,28 +24,31 @@ from support.steady import (
 )
 
 from experiments.bench import (
-    budget,
     cases,
-    decoding,
     fused_parts,
-    inputs,
+    memory_traffic,
     model_steps,
-    passes,
     peers,
     result_table,
-    roofline,
     run_suite,
     timing,
 )
-from experiments.bench.hugging_face.architectures import family_of
+from experiments.bench.hugging_face import family_of
 from experiments.bench.peers import shared
-from experiments.bench.suites import attention, harness, inference, latency, models, recompute, steps, traffic
+from experiments.bench.suites import (
+    attention,
+    cpu,
+    harness,
+    inference,
+    latency,
+    models,
+    recompute,
+    steps,
+    traffic,
+)
+from experiments.bench.suites import cpu as cpu_steps
 from experiments.bench.suites import kernels as kernels_suite
-from experiments.bench.suites.cpu import lengths, memory, recurrences
-from experiments.bench.suites.cpu import training_steps as cpu_steps
-from experiments.bench.suites.inference import model_timing, reference_models
-from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.inference_rows import compared, format_row
+from experiments.bench.suites.inference import compared, expected_ms, format_row
 from experiments.bench.suites.kernels import run as run_kernels
 from experiments.configuration.compose import architectures
 from experiments.jobs import bench as bench_job
@@ -54,7 +57,7 @@ from zoo import LanguageModel
 RECORDED = Path(__file__).parent / "recorded"
 CPU = torch.device("cpu")
 model_sources = importlib.import_module(
-    "experiments.bench.suites.inference.model_sources"
+    "experiments.bench.suites.inference"
 )  # the package has a function so called
 
 
@@ -86,7 +89,11 @@ def test_suites_of_whole_models(tmp_path: Path, monkeypatch):
                 },
             ),
             ("recompute", recompute.run, {"data__seq_len": 8, "model__pattern": "SF"}),
-            ("cpu steps", cpu_steps.run, {"data__seq_len": 8, "bench__repeats": 1, "model__d_model": 64}),
+            (
+                "cpu steps",
+                cpu_steps.run_training_steps,
+                {"data__seq_len": 8, "bench__repeats": 1, "model__d_model": 64},
+            ),
             (
                 "models",
                 models.run,
@@ -120,10 +127,10 @@ def test_suites_of_whole_models(tmp_path: Path, monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="beside a GPU Triton's forms are not interpreted")
 def test_suites_of_operations(tmp_path: Path, monkeypatch):
     """Attention's backends, kernels, recurrences, mixers at growing lengths, memory."""
-    monkeypatch.setattr(recurrences, "WIDTH", 8)
-    monkeypatch.setattr(recurrences, "CG_STEPS", 2)
+    monkeypatch.setattr(cpu, "WIDTH", 8)
+    monkeypatch.setattr(cpu, "CG_STEPS", 2)
     monkeypatch.setattr(
-        memory, "peak_memory_of", lambda letter, length, threads: 2**20 * (ord(letter) + length + threads)
+        cpu, "peak_memory_of", lambda letter, length, threads: 2**20 * (ord(letter) + length + threads)
     )
     config = tiny_config(bench__repeats=3, results=str(tmp_path), suite="kernels")
 
@@ -136,9 +143,9 @@ def test_suites_of_operations(tmp_path: Path, monkeypatch):
             found = masked(_suite(run_kernels, asked), {str(tmp_path): "<results>"})
             yield from (line for line in found if not line.startswith("| without "))  # fla may be installed
         yield "suite cpu"
-        yield from _suite(lambda _: recurrences.run(8, 2), config)
-        yield from _suite(lambda _: lengths.run([8, 16], 2), config)
-        yield from _suite(lambda _: memory.run(64, 2), config)
+        yield from _suite(lambda _: cpu.run_recurrences(8, 2), config)
+        yield from _suite(lambda _: cpu.run_lengths([8, 16], 2), config)
+        yield from _suite(lambda _: cpu.run_memory(64, 2), config)
         yield refusal(attention.run, changed(config, device="cuda"))
 
     check(RECORDED / "suites_of_operations.txt", lines())
@@ -173,16 +180,16 @@ def test_what_is_timed():
     def lines() -> Iterator[str]:
         config = tiny_config()
         calls = {f"attention {n}": call for n, call in enumerate(attention._calls(config, 8, CPU))}
-        made = inputs.InputFactory(1, 8, CPU, torch.float32)
-        calls |= {f"recurrence {name}": make(made) for name, make in recurrences.OPERATIONS.items()}
+        made = model_steps.InputFactory(1, 8, CPU, torch.float32)
+        calls |= {f"recurrence {name}": make(made) for name, make in cpu.OPERATIONS.items()}
         for name, call in calls.items():
             shapes = [f"{tuple(x.shape)} {x.dtype} {x.requires_grad}" for x in call.tensors()]
             told = {k: v for k, v in call.options.items() if not isinstance(v, torch.Tensor | tuple)}
             yield f"{name}: {call.operation} {told}: {'; '.join(shapes)}"
         for letter in "FKM":
-            mixer = lengths.mixer(letter, 16)
+            mixer = cpu.make_mixer(letter, 16)
             yield f"{letter}: {sum(p.numel() for p in mixer.parameters())} parameters, training {mixer.training}"
-        yield f"{tuple(lengths.inputs(8)[0].shape)} {lengths.inputs(8)[0].requires_grad}"
+        yield f"{tuple(cpu.inputs(8)[0].shape)} {cpu.inputs(8)[0].requires_grad}"
         for name, pattern in latency.PATTERNS.items():
             model = latency._model(config, pattern, CPU)
             yield f"{name}: {model.letters} {model.training} {model.vocab_size} {model.seq_len}"
@@ -191,10 +198,10 @@ def test_what_is_timed():
         ).items():
             size = sum(p.numel() for p in step.model.parameters())
             yield f"{name}: {size} parameters, tokens {tuple(step.tokens.shape)}"
-        yield f"{attention.REFERENCE_LIMIT} {recurrences.TOKENS} {recurrences.SLOW_MS} {memory.WARM_UP}"
+        yield f"{attention.REFERENCE_LIMIT} {cpu.TOKENS} {cpu.SLOW_MS} {cpu.WARM_UP}"
         yield f"{models.STEP_TOKENS} {models.LIMIT_S} {models.SLOW_MS} {steps.LENGTHS} {steps.SECONDS} {models.LENGTHS}"
         yield f"{traffic.LENGTHS}"
-        yield f"{model_timing.MODES} {model_timing.MOST_GROWTH} {model_timing.LIMIT_S}"
+        yield f"{inference.MODES} {inference.MOST_GROWTH} {inference.LIMIT_S}"
 
     check(RECORDED / "what_is_timed.txt", lines())
 
@@ -268,7 +275,7 @@ def test_work_of_every_case():
                 f"{case.compiled}"
             )
             for length in (256, 4096) if case.length is None else (case.length,):
-                calls = case.calls(length, 2 * length, roofline.META, torch.bfloat16)
+                calls = case.calls(length, 2 * length, memory_traffic.META, torch.bfloat16)
                 for call in calls:
                     shapes = [
                         f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in call.tensors()
@@ -276,16 +283,16 @@ def test_work_of_every_case():
                     told = {k: v for k, v in call.options.items() if not isinstance(v, torch.Tensor | tuple)}
                     yield f"  {call.operation} {told}: {'; '.join(shapes)}"
                 for mode in ("forward", "forward+backward"):
-                    for gpu in roofline.PEAKS:
-                        total = roofline.totals(calls, mode, roofline.PEAKS[gpu])
+                    for gpu in memory_traffic.PEAKS:
+                        total = memory_traffic.totals(calls, mode, memory_traffic.PEAKS[gpu])
                         yield f"  {length} {mode} {gpu}: {'; '.join(flat(total)) if total else 'not counted'}"
-        yield from flat(roofline.PEAKS)
-        yield f"on a CPU: {roofline.peaks_of(CPU)}; without peaks: {roofline.totals(calls, mode, None)}"
-        (single,) = cases.CASES["short_conv"].calls(64, 64, roofline.META, torch.float32)
-        yield from flat(roofline.totals([single], "forward", roofline.PEAKS["A100"]), "fp32")
+        yield from flat(memory_traffic.PEAKS)
+        yield f"on a CPU: {memory_traffic.peaks_of(CPU)}; without peaks: {memory_traffic.totals(calls, mode, None)}"
+        (single,) = cases.CASES["short_conv"].calls(64, 64, memory_traffic.META, torch.float32)
+        yield from flat(memory_traffic.totals([single], "forward", memory_traffic.PEAKS["A100"]), "fp32")
         with said() as printed:
-            roofline.print_work(["cayley", "mesa, a", "hyper_p"], [64, 128], 512)
-            roofline.print_work(["short_conv"], [128], None, "A100")
+            memory_traffic.print_work(["cayley", "mesa, a", "hyper_p"], [64, 128], 512)
+            memory_traffic.print_work(["short_conv"], [128], None, "A100")
         yield from printed
         for wanted in (None, ["mesa"], ["path", "cay"], ["nothing"], []):
             yield f"{wanted}: {refusal(cases.matching_names, wanted, list(cases.CASES))}"
@@ -295,8 +302,8 @@ def test_work_of_every_case():
 
 def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
     """suite=inference without transformers: rows at growing contexts, what is left out, what memory does not hold."""
-    monkeypatch.setattr(model_timing, "CELL_S", 10.0)
-    monkeypatch.setattr("experiments.bench.suites.inference.reference_models.family_of", lambda model: None)
+    monkeypatch.setattr(inference, "CELL_S", 10.0)
+    monkeypatch.setattr("experiments.bench.suites.inference.family_of", lambda model: None)
     config = tiny_config(
         bench__repeats=3,
         results=str(tmp_path),
@@ -313,9 +320,9 @@ def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
                 f"finished: {inference.finished(config)}, "
                 f"{inference.finished(changed(config, bench__lengths=[64]))}"
             )
-        monkeypatch.setattr(model_timing, "LIMIT_S", 0.05)
+        monkeypatch.setattr(inference, "LIMIT_S", 0.05)
         yield from _suite(inference.run, changed(config, bench__lengths=[8, 64]))
-        monkeypatch.setattr(model_timing, "LIMIT_S", 60.0)
+        monkeypatch.setattr(inference, "LIMIT_S", 60.0)
         monkeypatch.setitem(FACTS, "memory_bytes", 2**17)
         yield from _suite(inference.run, changed(config, bench__lengths=[128]))
         yield f"lengths {inference.LENGTHS}, batches {inference.BATCHES}"
@@ -467,11 +474,11 @@ def test_tables_that_grow(tmp_path: Path):
 def test_lengths_until_the_time_is_used_up(monkeypatch):
     config = tiny_config(bench__budget_s=5.0)
     clock = itertools.count(0.0, 2.0)
-    monkeypatch.setattr(budget.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
     with said() as printed:
-        found = list(budget.lengths_within_budget(config.bench, [1, 2, 3, 4], "title"))
-        asked = list(budget.lengths_within_budget(changed(config, bench__lengths=[7]).bench, [1], "title"))
-    check(RECORDED / "budget.txt", [f"{found} {asked} {budget.SHORT_LENGTHS} {budget.GPU_LENGTHS}", *printed])
+        found = list(timing.lengths_within_budget(config.bench, [1, 2, 3, 4], "title"))
+        asked = list(timing.lengths_within_budget(changed(config, bench__lengths=[7]).bench, [1], "title"))
+    check(RECORDED / "budget.txt", [f"{found} {asked} {timing.SHORT_LENGTHS} {timing.GPU_LENGTHS}", *printed])
 
 
 BAD = (
@@ -551,7 +558,7 @@ def test_states_and_inputs():
         for name, model in architectures(config.model).items():
             made = model_steps.make_model(config, model, 16, torch.device("cpu"))
             sizes = [
-                decoding.state_bytes(made, tokens, dtype, batch)
+                model_steps.state_bytes(made, tokens, dtype, batch)
                 for tokens, dtype, batch in (
                     (16, torch.float32, 1),
                     (64, torch.bfloat16, 1),
@@ -560,7 +567,7 @@ def test_states_and_inputs():
             ]
             yield f"{name}: {sizes}"
         for device, dtype in ((CPU, torch.float32), (torch.device("meta"), torch.bfloat16)):
-            d = inputs.InputFactory(2, 5, device, dtype)
+            d = model_steps.InputFactory(2, 5, device, dtype)
             for kind, x in {
                 "normal": d.normal(3, 4),
                 "weight": d.weight(3, 4),
@@ -585,13 +592,13 @@ def test_states_and_inputs():
                         "subset": lambda b: (b[..., 0] != b[..., 1]).all(),
                     }.get(kind)
                     yield f"  as promised: {inside is None or bool(inside(bounds))}"
-        few = inputs.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
+        few = model_steps.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
         for t, row in enumerate(few.tolist()):
             kept = [s for s in row if s >= 0]
             parts = all(n * (t + 1) // 3 <= s < (n + 1) * (t + 1) // 3 for n, s in enumerate(kept))
             yield f"{t}: {len(kept)} of the past, {f'a third each {parts}' if t >= 3 else kept}"
         x = torch.ones(2, requires_grad=True)
-        for mode, work in passes.MODES.items():
+        for mode, work in timing.MODES.items():
             seen = []
             work(lambda seen=seen: (seen.append(torch.is_grad_enabled()), [x * 2, (None, x)])[1], [x])
             yield f"{mode}: gradients {seen}, left {x.grad}"
@@ -654,15 +661,15 @@ def test_timed_models_of_the_inference_suite(tmp_path: Path, monkeypatch):
             yield f"{place}: {name if place != 'step-1.ckpt' else name.count('/')}"
         built: list[int] = []
         monkeypatch.setattr(
-            reference_models, "ComparedModels", lambda model, precision: f"entrants of {model} {precision}"
+            inference, "ComparedModels", lambda model, precision: f"entrants of {model} {precision}"
         )
-        bench = reference_models.Bench(config, None, shortest=8)
+        bench = inference.Bench(config, None, shortest=8)
         one, two = (
             model_sources.TimedModel(name, config.model, lambda n: built.append(n) or n) for name in "ab"
         )
         for subject, length in ((one, 8), (one, 8), (one, 16), (two, 16), (one, 16)):
             yield f"{subject.name} {length}: {bench.compared_models(subject, length)} {built}"
-        half = reference_models.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
+        half = inference.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
         yield f"{bench.precision} {half.precision}"
 
     check(RECORDED / "timed_models.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

@@ -11,7 +11,7 @@ import torch
 from support.steady import tiny_config
 
 from experiments.bench import result_table, run_suite
-from experiments.runs.folders import RunFailed
+from experiments.runs import RunFailed
 
 
 @pytest.fixture

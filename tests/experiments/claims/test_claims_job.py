@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from support.program import ROOT, Lab
 
-from analysis import ledger
-from experiments.claims import measure_claims
+from analysis.evidence import ledger
+from experiments.evidence import measure_claims
 
 PUBLISHED = ROOT / "results" / "published"
 CHEAP = [1, 2, 4, 5, 6, 7, 8, 10, 15, 17, 18, 19, 20, 21, 22, 24, 25, 26]

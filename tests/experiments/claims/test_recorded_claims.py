@@ -11,8 +11,8 @@ import torch
 from support.recorded import check, flat
 from support.steady import pretended_machine
 
-from experiments import claims
-from experiments.claims import (
+from experiments import evidence
+from experiments.evidence import (
     attention_mixers,
     counted_sizes,
     numbers,
@@ -20,7 +20,7 @@ from experiments.claims import (
     residual_streams,
     rotations,
 )
-from experiments.system.paths import PUBLISHED
+from experiments.system.machine import PUBLISHED
 from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -28,15 +28,15 @@ RECORDED = Path(__file__).parent / "recorded"
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    claims.measure_claims([], progress=False)
+    evidence.measure_claims([], progress=False)
 
 
 def test_every_file_of_claims_is_found_by_itself(monkeypatch):
     found: list[str] = []
-    monkeypatch.setattr(claims.importlib, "import_module", found.append)
-    claims.measure_claims([], progress=False)
-    files = Path(claims.__file__).parent.glob("*.py")
-    assert sorted(found) == sorted(f"experiments.claims.{x.stem}" for x in files if x.stem != "__init__")
+    monkeypatch.setattr(evidence.importlib, "import_module", found.append)
+    evidence.measure_claims([], progress=False)
+    files = Path(evidence.__file__).parent.glob("*.py")
+    assert sorted(found) == sorted(f"experiments.evidence.{x.stem}" for x in files if x.stem != "__init__")
 
 
 def test_counts():
@@ -76,7 +76,7 @@ def test_who_measures_what():
         RECORDED / "registered.txt",
         (
             f"{claim}: {each.__name__}: {' '.join((each.__doc__ or '').split())}"
-            for claim, found in sorted(claims._registered.items())
+            for claim, found in sorted(evidence._registered.items())
             for each in found
         ),
     )
@@ -166,7 +166,7 @@ def test_numbers_that_are_no_times_are_the_published_ones():
     """
     with (PUBLISHED / "claim_numbers.csv").open(encoding="utf-8") as file:
         published = {(int(row["claim"]), row["name"]): row for row in csv.DictReader(file)}
-    work = [(claim, each) for claim, found in claims._registered.items() for each in found]
+    work = [(claim, each) for claim, found in evidence._registered.items() for each in found]
     made = 0
     for claim, each in work:
         if each.__name__ in TIMED | COUNTED_LARGE:
@@ -189,9 +189,9 @@ def test_numbers_that_are_no_times_are_the_published_ones():
 def test_numbers_are_measured_with_so_many_threads_and_say_what_else_the_machine_does(monkeypatch):
     """Threads of PyTorch, and the processes that wanted a core beside it."""
     before, seen = torch.get_num_threads(), []
-    monkeypatch.setattr(claims.machine, "load", lambda: seen.append(torch.get_num_threads()) or 0.25)
+    monkeypatch.setattr(evidence.machine, "load", lambda: seen.append(torch.get_num_threads()) or 0.25)
     try:
-        (row,) = claims.measure_claims([19], threads=before + 1, progress=False)
+        (row,) = evidence.measure_claims([19], threads=before + 1, progress=False)
     finally:
         torch.set_num_threads(before)
     assert seen == [before + 1]
@@ -214,7 +214,7 @@ def test_intervals():
         own, peer = torch.full((5,), 2.0), torch.full((5,), 4.0)
         yield "; ".join(flat(recurrent_mixers.mean_ratio("h", own, peer)))
         with pretended_machine():
-            rows = claims.measure_claims([19], progress=False)
+            rows = evidence.measure_claims([19], progress=False)
         yield f"{[sorted(row) for row in rows]} {[(row['claim'], row['name'], row['value']) for row in rows]}"
         yield f"{numbers.ROUNDING}"
 

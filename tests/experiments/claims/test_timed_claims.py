@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from experiments import claims
-from experiments.claims import (
+from experiments import evidence
+from experiments.evidence import (
     attention_mixers,
     recurrent_mixers,
     residual_streams,
     rotations,
     selective_recompute,
 )
-from experiments.claims.numbers import Number
+from experiments.evidence.numbers import Number
 
 TIMES = {
     "Sinkhorn": 12.0,
@@ -30,7 +30,7 @@ TIMES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    claims.measure_claims([], progress=False)
+    evidence.measure_claims([], progress=False)
 
 
 def pretended(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

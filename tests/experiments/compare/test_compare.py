@@ -12,25 +12,25 @@ from types import SimpleNamespace
 import pytest
 from support.program import Lab, assert_same_run, last_checkpoint
 
-from analysis.loading import selection
-from experiments.compare import confirm, halving, rates, select, time_estimate
+from analysis.loading import tables
+from experiments.compare import select, time_estimate
 from experiments.compare.select import Selection, start
 from experiments.compare.selection_record import COLUMNS, write_record
 from experiments.compare.trials import RATE, Trial
 from experiments.configuration.schema import Config
-from experiments.runs.folders import METRICS, MetricLog, RunFailed, RunFolder
-from experiments.system.paths import SELECTION
-from experiments.training.nonfinite import NonFinite
+from experiments.runs import METRICS, MetricLog, RunFailed, RunFolder
+from experiments.system.machine import SELECTION
+from experiments.training.lightning_modules import NonFinite
 from zoo.errors import UserError
 
 MODELS = ["--multirun", "model=transformer,lfm2", "model.depth=1", "model.d_model=16", "job=compare"]
 
 
 def test_a_grid_grows_by_its_own_ratio():
-    assert rates.beyond([1e-3, 3e-3, 1e-2], rates.HIGHEST) == 0.033
-    assert rates.beyond([1e-2, 1e-3, 3e-3], rates.LOWEST) == 0.00033
-    assert rates.farthest([1e-3, 2e-3], 3) == (0.00013, 0.016)
-    assert [rates.edge(x, [1, 2, 3]) for x in (1, 2, 3)] == [rates.LOWEST, "", rates.HIGHEST]
+    assert select.beyond([1e-3, 3e-3, 1e-2], select.HIGHEST) == 0.033
+    assert select.beyond([1e-2, 1e-3, 3e-3], select.LOWEST) == 0.00033
+    assert select.farthest([1e-3, 2e-3], 3) == (0.00013, 0.016)
+    assert [select.edge_of(x, [1, 2, 3]) for x in (1, 2, 3)] == [select.LOWEST, "", select.HIGHEST]
 
 
 def test_of_equal_losses_the_lowest_rate_is_taken_in_any_order():
@@ -44,7 +44,7 @@ def test_of_equal_losses_the_lowest_rate_is_taken_in_any_order():
 @pytest.mark.parametrize("wrong", [[1e-3], [1e-3, 1e-3, 2e-3], [1e-3, 0.0], [1e-3, math.inf], []])
 def test_grids_that_select_nothing_are_refused(wrong):
     with pytest.raises(UserError, match=r"compare\.rates"):
-        rates.check(wrong)
+        select.check_rates(wrong)
 
 
 def selected(lab: Lab, *more: str) -> list[Selection]:
@@ -113,7 +113,7 @@ def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
     one, _ = selected(lab, 'compare.grid=["optim.weight_decay=0.1,0.5"]')
     assert one.best.settings == {"optim.lr": 3e-3, "optim.weight_decay": 0.5}
     assert len(one.trials) == 6
-    (run, *_) = confirm.confirmations(one)
+    (run, *_) = select.confirmations(one)
     assert (run.config.optim.lr, run.config.optim.weight_decay) == (3e-3, 0.5)
 
 
@@ -129,7 +129,7 @@ def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     assert first.rates == second.rates == [1e-3, 3e-3, 1e-2, 0.033, 0.11]
     assert first.best.settings == {"optim.lr": 0.033}
     assert [trial.loss < math.inf for trial in first.trials] == [False, True, True, True, True]
-    assert [trial.settings["optim.lr"] for trial in halving.better_half(first.trials)] == [0.033, 1e-2, 0.11]
+    assert [trial.settings["optim.lr"] for trial in select.better_half(first.trials)] == [0.033, 1e-2, 0.11]
     parts = [entry for entry in trained if len(entry) == 4]
     assert len(parts) == 10
     assert {entry[3] for entry in parts} == {90}, "the last validation in the first quarter of 400 steps"
@@ -137,7 +137,7 @@ def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     selected(lab, *HALVING)
     assert len(trained) == 18, "what was trained, in part or whole, was trained again"
     write_record(tmp_path, [first, second], [[], []])
-    told = selection.read_selection(tmp_path)
+    told = tables.read_selection(tmp_path)
     assert told["status"].tolist() == ["pruned", "complete", "complete", "complete", "complete"] * 2
     assert told["validation_loss"].isna().tolist() == [True, False, False, False, False] * 2
 
@@ -161,10 +161,8 @@ def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(
     config = Config()
     config.trainer.max_steps, config.trainer.val_every = 400, 30
     planned = SimpleNamespace(config=config, folder=RunFolder(tmp_path))
-    assert halving.early_loss(SimpleNamespace(diverged=False, planned=planned)) == loss
-    assert halving.early_loss(SimpleNamespace(diverged=True, planned=planned)) == math.inf, (
-        "behind all others"
-    )
+    assert select.early_loss(SimpleNamespace(diverged=False, planned=planned)) == loss
+    assert select.early_loss(SimpleNamespace(diverged=True, planned=planned)) == math.inf, "behind all others"
 
 
 @pytest.mark.slow
@@ -188,9 +186,7 @@ def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_pa
     runs = [RunFolder(path) for path in (lab.results / "halved_selection").iterdir()]
     assert sum(run.complete for run in runs) == 2
     assert [last_checkpoint(run.path)["global_step"] for run in runs if not run.complete] == [2, 2]
-    (chosen,) = [
-        row.run for row in selection.read_selection(lab.results / "halved").itertuples() if row.chosen
-    ]
+    (chosen,) = [row.run for row in tables.read_selection(lab.results / "halved").itertuples() if row.chosen]
     assert lab.here(*words, "name=whole").status == 0
     halved, whole = (lab.results / f"{name}_selection" / chosen for name in ("halved", "whole"))
     assert_same_run(halved, whole)
@@ -236,7 +232,7 @@ def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words
 def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
     pretend(distance(1e-3))
     one, _ = selected(lab, "seed=4", "compare.seeds=2")
-    plans = confirm.confirmations(one)
+    plans = select.confirmations(one)
     assert [p.config.seed for p in plans] == [5, 6]
     assert {trial.planned.config.seed for trial in one.trials} == {4}
     assert all(p.config.evaluate.splits == ["validation", "test"] for p in plans)
@@ -248,7 +244,7 @@ def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
 def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab, pretend, tmp_path: Path):
     pretend(lambda config: None if config.optim.lr > 5e-3 else distance(1e-3)(config))
     selections = selected(lab, "compare.extend=0", "compare.seeds=1")
-    plans = [confirm.confirmations(one) for one in selections]
+    plans = [select.confirmations(one) for one in selections]
     write_record(tmp_path, selections, plans)
     rows = list(csv.DictReader((tmp_path / SELECTION).open()))
     assert [row["model"] for row in rows] == ["transformer"] * 3 + ["lfm2"] * 3
@@ -282,7 +278,7 @@ def test_the_record_has_the_seconds_of_the_last_row_that_has_any(lab: Lab, prete
 def test_a_command_for_some_models_keeps_the_record_of_the_others(lab: Lab, pretend, tmp_path: Path):
     pretend(distance(3e-3))
     selections = selected(lab, "compare.seeds=1")
-    plans = [confirm.confirmations(one) for one in selections]
+    plans = [select.confirmations(one) for one in selections]
     write_record(tmp_path, selections, plans)
     before = list(csv.DictReader((tmp_path / SELECTION).open()))
     write_record(tmp_path, selections[:1], plans[:1])
@@ -311,10 +307,10 @@ def test_a_failure_is_an_outcome_only_where_the_loss_was_not_finite(tmp_path: Pa
 
 def test_confirming_runs_that_did_not_end_are_counted_and_told(monkeypatch):
     complete, failed = SimpleNamespace(done=True), SimpleNamespace(done=False)
-    monkeypatch.setattr(confirm, "train_all", lambda plans: None)
-    confirm.confirm([[complete], [complete]])
+    monkeypatch.setattr(select, "train_all", lambda plans: None)
+    select.confirm([[complete], [complete]])
     with pytest.raises(RunFailed, match="1 of 2 confirming runs are not complete; the same command goes on"):
-        confirm.confirm([[complete], [failed]])
+        select.confirm([[complete], [failed]])
 
 
 def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monkeypatch):
@@ -345,8 +341,8 @@ def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monke
 
 
 def test_the_report_reads_the_columns_that_are_recorded():
-    assert set(COLUMNS) == set(selection.COLUMNS)
-    assert SELECTION == selection.FILE
+    assert set(COLUMNS) == set(tables.COLUMNS)
+    assert SELECTION == tables.FILE
 
 
 @pytest.mark.slow

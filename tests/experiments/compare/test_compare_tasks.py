@@ -10,12 +10,12 @@ import yaml
 from support.program import Lab
 from support.task_lab import TaskLab
 
-from analysis.loading import selection
+from analysis.loading import tables
 from experiments.compare import select
 from experiments.configuration.compose import check_recipe
 from experiments.data import TASKS
 from experiments.jobs import compare
-from experiments.system.paths import CONF, PUBLISHED
+from experiments.system.machine import CONF, PUBLISHED
 from zoo.errors import UserError
 
 TWO = ["--multirun", "job=compare", "data=mqar,palindrome", "model=transformer,lfm2"]
@@ -32,7 +32,7 @@ def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record
     said = capsys.readouterr().out
     assert "2 models on 2 tasks: 12 runs to select; then 8 to confirm" in said
     assert "selected for lfm2 palindrome seed 0: optim.lr=0.01" in said
-    told = selection.read_selection(task_lab.results / "default")
+    told = tables.read_selection(task_lab.results / "default")
     assert told["task"].unique().tolist() == [
         "mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)",
         "palindrome (items 12, values 16)",
@@ -56,7 +56,7 @@ def test_options_of_one_task_are_compared_by_themselves(task_lab: TaskLab):
 
 
 def test_records_of_before_are_of_no_task():
-    old = selection.read_selection(PUBLISHED / "comparison")
+    old = tables.read_selection(PUBLISHED / "comparison")
     assert set(old["task"]) == {""}
     assert len(old) > 2
 

@@ -9,13 +9,13 @@ import pytest
 from support.recorded import check
 from support.steady import changed, masked, refusal, set_by_formula, tiny_study
 
-from experiments.compare import confirm, halving, length_generalization, rates, select, time_estimate
+from experiments.compare import length_generalization, select, time_estimate
 from experiments.compare.selection_record import write_record
 from experiments.compare.trials import Trial, combinations, make_trial, with_settings
 from experiments.configuration.compose import architectures
 from experiments.jobs import compare
 from experiments.planning.plan import Plan, plan
-from experiments.runs.folders import read_metrics
+from experiments.runs import read_metrics
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError
@@ -27,10 +27,10 @@ def test_grids():
     def lines() -> Iterator[str]:
         for grid in ([1e-3, 1e-2], [3e-3, 1e-3, 1e-2], [1.0, 3.0]):
             yield (
-                f"{grid}: {rates.beyond(grid, rates.LOWEST)} {rates.beyond(grid, rates.HIGHEST)} "
-                f"{[rates.farthest(grid, n) for n in (0, 1, 2)]}"
+                f"{grid}: {select.beyond(grid, select.LOWEST)} {select.beyond(grid, select.HIGHEST)} "
+                f"{[select.farthest(grid, n) for n in (0, 1, 2)]}"
             )
-            yield f"  edges {[rates.edge(rate, grid) for rate in (1e-3, 3e-3, 1e-2, 0.5)]}"
+            yield f"  edges {[select.edge_of(rate, grid) for rate in (1e-3, 3e-3, 1e-2, 0.5)]}"
         for trials, halved in ((5, True), (4, True), (1, True), (5, False)):
             yield f"{trials} {halved}: {time_estimate._whole_runs(trials, halved)}"
         yield time_estimate.minutes(90.0, 600.0)
@@ -67,7 +67,7 @@ def test_trials_and_their_confirmation(tmp_path: Path):
         trial.planned.folder.finish({"metrics": {"validation": {"loss": 1.5}}})
         yield f"{trial.loss}"
         best = select.Selection(config, [Trial(0, {"optim.lr": 0.01}, trial.planned)])
-        found = confirm.confirmations(best)
+        found = select.confirmations(best)
         configs = [planned.config for planned in found]
         yield f"{[(one.seed, one.optim.lr, one.name, one.evaluate.splits, one.evaluate.windows) for one in configs]}"
         for scored in ({}, {"test": {"loss": 1.5}}):  # settings are never chosen by a test loss
@@ -105,8 +105,8 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
                 f"{refusal(select.select, selections, lambda rounds=rounds: rounds.append('round'))} "
                 f"{len(rounds)} rounds"
             )
-            plans = [confirm.confirmations(selection) for selection in selections]
-            confirm.confirm(plans)
+            plans = [select.confirmations(selection) for selection in selections]
+            select.confirm(plans)
             yield f"  trained {trained}"
             yield (
                 f"  "
@@ -119,10 +119,10 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
             if keys.get("compare__halving"):
                 trial = selections[0].trials[0]
                 yield (
-                    f"  halved at {halving.halving_step(trial.planned.config)}, "
-                    f"{halving.early_loss(trial)}, {halving.first_part(trial).config.trainer.pause_at}"
+                    f"  halved at {select.halving_step(trial.planned.config)}, "
+                    f"{select.early_loss(trial)}, {select.first_part(trial).config.trainer.pause_at}"
                 )
-                yield f"  better {[one.settings for one in halving.better_half(selections[0].trials)]}"
+                yield f"  better {[one.settings for one in select.better_half(selections[0].trials)]}"
         config = tiny_study(tmp_path, name="lost")
         pretend(lambda config: None)
         selections = select.start([config])

@@ -10,15 +10,14 @@ import pytest
 from support.program import Lab
 from support.steady import changed, tiny_study
 
-from analysis.loading.selection import read_selection
-from experiments.compare import halving, seeds, select, time_estimate
-from experiments.compare.confirm import confirmations
-from experiments.compare.select import Selection
+from analysis.loading.tables import read_selection
+from experiments.compare import select, time_estimate
+from experiments.compare.select import Selection, confirmations
 from experiments.compare.selection_record import write_record
 from experiments.compare.trials import RATE
 from experiments.configuration.schema import Config
 from experiments.jobs import compare
-from experiments.system.paths import SELECTION
+from experiments.system.machine import SELECTION
 from zoo.errors import UserError
 
 LOW, MIDDLE, HIGH = RATES = [1e-3, 3e-3, 1e-2]
@@ -109,7 +108,7 @@ def test_halving_is_of_the_first_seed_and_what_it_leaves_is_no_contender(tmp_pat
     trained = pretend(by_seed({LOW: [5.3], MIDDLE: [5.01, 5.4], HIGH: [5.02, 5.03]}))
     found = selected(_config(tmp_path, compare__halving=True))
     assert [entry[1:] for entry in trained if len(entry) == 4] == [
-        (rate, FIRST, halving.halving_step(found.config)) for rate in RATES
+        (rate, FIRST, select.halving_step(found.config)) for rate in RATES
     ]
     assert [len(found.runs(trial)) for trial in found.trials] == [1, 3, 3]
     assert found.best.settings == {RATE: HIGH}
@@ -129,7 +128,7 @@ def test_no_seed_both_selects_and_confirms(tmp_path: Path, pretend, confirming: 
     config = _config(tmp_path, compare__seeds=confirming)
     found = selected(config)
     selecting = {run.planned.config.seed for trial in found.trials for run in found.runs(trial)}
-    assert selecting == set(SEEDS) == {FIRST, *seeds.further_seeds(config)}
+    assert selecting == set(SEEDS) == {FIRST, *select.further_seeds(config)}
     assert not selecting & {planned.config.seed for planned in confirmations(found)}
 
 
@@ -218,12 +217,12 @@ def test_a_real_selection_by_two_seeds_goes_on_where_it_was_interrupted(lab: Lab
     words = ["--multirun", "job=compare", "model=transformer", "model.depth=1", "trainer.max_steps=4"]
     words += ["trainer.val_every=2", "compare.rates=[1e-3,3e-3,1e-2]", "compare.extend=0", "compare.seeds=1"]
     words += ["compare.selection_seeds=2", "evaluate.splits=[validation,test]", "sweep.workers=1"]
-    repeated = seeds.repeats
-    monkeypatch.setattr(seeds, "repeats", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    repeated = select.repeats
+    monkeypatch.setattr(select, "repeats", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     lab.here(*words)
     before = {path: path.stat().st_mtime_ns for path in lab.results.glob("default_selection/*/summary.json")}
     assert len(before) == 3
-    monkeypatch.setattr(seeds, "repeats", repeated)
+    monkeypatch.setattr(select, "repeats", repeated)
     outcome = lab.here(*words)
     assert outcome.status == 0, outcome.err
     assert "of 2 seeds (rates tried: 0.001, 0.003, 0.01)" in outcome.out

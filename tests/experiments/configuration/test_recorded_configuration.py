@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from support.recorded import check, flat
 from support.steady import changed, differences, leaves, refusal, tiny_config
 
-from experiments.configuration import hydra_errors, learning_rates, schema
+from experiments.configuration import compose, explain, schema
 from experiments.configuration.compose import (
     _explained,
     architectures,
@@ -28,11 +28,11 @@ from experiments.configuration.compose import (
     shorten_pattern,
     to_config,
 )
-from experiments.configuration.sweep_checks import check_sweep
-from experiments.configuration.unused_options import unused_options
+from experiments.configuration.explain import unused_options
 from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
-from experiments.system.paths import CONF
+from experiments.planning.checks import check_sweep
+from experiments.system.machine import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
 
@@ -179,22 +179,22 @@ UNKNOWN_KEYS = (
 
 
 def test_words_that_cannot_be_composed(composed, monkeypatch):
-    assert hydra_errors._unusable_options() is None
-    monkeypatch.setattr(hydra_errors, "_unusable_options", lambda: None)  # it takes half a second
+    assert explain._unusable_options() is None
+    monkeypatch.setattr(explain, "_unusable_options", lambda: None)  # it takes half a second
 
     def said(word: str) -> str:
         try:
             to_config(composed(word)[0])
         except (HydraException, OmegaConfBaseException) as error:
-            return hydra_errors.explain(error)
+            return explain.explain(error)
         except Exception as error:
             return (
                 f"{type(error).__name__}: {(_explained(error) if type(error) is ValueError else '') or error}"
             )
         return "taken"
 
-    known = hydra_errors.known_keys()
-    meant = [f"{key}: {hydra_errors._similar_keys(key, known)}" for key in UNKNOWN_KEYS]
+    known = explain.known_keys()
+    meant = [f"{key}: {explain._similar_keys(key, known)}" for key in UNKNOWN_KEYS]
     check(RECORDED / "bad_words.txt", [*(f"{word}: {said(word)}" for word in BAD_WORDS), *meant])
 
 
@@ -220,9 +220,9 @@ def test_settings_that_are_refused():
             {"lr_min_ratio": 1 / 3, "lr": 1e-2},
             {},
         ):
-            yield f"{keys}: {refusal(learning_rates.resolve_lr_min, changed(optim, **keys))}"
+            yield f"{keys}: {refusal(compose.resolve_lr_min, changed(optim, **keys))}"
         for keys in ({}, {"lr_min_ratio": 0.2}, {"lr_min": 1e-4, "lr_study": "x"}):
-            yield f"{keys} at 0.01: {learning_rates.at_rate(changed(optim, **keys), 0.01)}"
+            yield f"{keys} at 0.01: {compose.at_rate(changed(optim, **keys), 0.01)}"
         sweep = schema.SweepConfig()
         for keys in SWEEPS:
             yield f"sweep {keys}: {refusal(check_sweep, changed(sweep, **keys))}"

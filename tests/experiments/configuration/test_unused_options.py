@@ -6,8 +6,8 @@ import pytest
 from support.program import Lab
 
 from experiments.configuration.compose import compose
+from experiments.configuration.explain import unused_options
 from experiments.configuration.schema import Config
-from experiments.configuration.unused_options import unused_options
 
 UNUSED = "no model of this command uses "
 

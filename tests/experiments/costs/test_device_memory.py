@@ -14,7 +14,7 @@ from support.shared import once
 from experiments.configuration.schema import Config
 from experiments.costs import device_memory
 from experiments.costs import model_costs as costs
-from experiments.costs.live_bytes import LiveBytes
+from experiments.costs.model_costs import LiveBytes
 
 
 @pytest.fixture(scope="module")

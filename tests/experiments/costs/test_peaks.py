@@ -12,9 +12,9 @@ import torch
 from support.program import Lab
 
 from analysis import load_results
-from analysis.caveats.comparison import caveats
+from analysis.caveats import caveats
 from experiments.costs import peak_flops
-from experiments.runs.folders import read_metrics
+from experiments.runs import read_metrics
 from experiments.system import machine
 
 CPU = torch.device("cpu")

@@ -14,12 +14,9 @@ from support.recorded import check, flat
 from support.steady import changed, masked, refusal, tiny_config
 
 from experiments.configuration.schema import GenerateConfig
-from experiments.costs import decode_memory, device_memory, flop_count
-from experiments.costs.live_bytes import LiveBytes
-from experiments.costs.model_costs import meta_model
-from experiments.generation.continuation import Continuation
-from experiments.generation.generate import Speed, encode_prompts
-from experiments.generation.prompts import read_prompts
+from experiments.costs import device_memory, model_costs
+from experiments.costs.model_costs import LiveBytes, meta_model
+from experiments.generation import Continuation, Speed, encode_prompts, read_prompts
 from experiments.parallel import group, sharded
 from experiments.parallel.checkpoint import count_for_all, count_for_one
 from zoo.generate import ENDED
@@ -37,20 +34,20 @@ def test_flops_at_long_lengths():
 
         for length, enough in ((100, True), (300, True), (1000, True), (5000, True), (5000, False)):
             counted.clear()
-            found = flop_count._extrapolate(total, length, lambda enough=enough: enough)
+            found = model_costs._extrapolate(total, length, lambda enough=enough: enough)
             yield f"{length} {enough}: {found.per_token:.9g} counted to {found.counted_to}, {counted}"
         counted.clear()
-        cubic = flop_count._extrapolate(lambda n: float(n**3), 3000, lambda: True)
+        cubic = model_costs._extrapolate(lambda n: float(n**3), 3000, lambda: True)
         yield f"no polynomial: {cubic.per_token:.9g} {cubic.counted_to}"
         yield (
-            f"{flop_count._is_exact(1.0, 1.0 + 1e-10)} {flop_count._is_exact(1.0, 1.0 + 1e-8)} "
-            f"{flop_count.OPERATORS} {flop_count.SHORTEST}"
+            f"{model_costs._is_exact(1.0, 1.0 + 1e-10)} {model_costs._is_exact(1.0, 1.0 + 1e-8)} "
+            f"{model_costs.OPERATORS} {model_costs.SHORTEST}"
         )
         config = tiny_config(data__tokenizer="none", data__vocab_size=50, data__seq_len=64)
         model = meta_model(config)
         for budget in (10**6, 100):
             found = [
-                flop_count.count_flops(model, 600, backward=backward, budget=budget)
+                model_costs.count_flops(model, 600, backward=backward, budget=budget)
                 for backward in (False, True)
             ]
             yield f"{budget}: {[(one.per_token, one.counted_to) for one in found]}"
@@ -65,8 +62,8 @@ def test_sequences_that_do_not_fit_together_are_told_by_the_longest(monkeypatch)
         seq_len=32,
         embedding=SimpleNamespace(weight=torch.zeros(1)),
     )
-    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 100)
-    told = refusal(decode_memory.check_decode_memory, model, [[300, 512, 64]], "give less")
+    monkeypatch.setattr(model_costs, "_free_memory", lambda device: 100)
+    told = refusal(model_costs.check_decode_memory, model, [[300, 512, 64]], "give less")
     assert "the decode state of 512 tokens (3 at once) takes" in told
 
 
@@ -79,11 +76,11 @@ def test_memory(monkeypatch):
             config=config.model, vocab_size=50, seq_len=32, embedding=SimpleNamespace(weight=torch.zeros(1))
         )
         for free in (10**9, 300_000, 100):
-            monkeypatch.setattr(decode_memory, "_free_memory", lambda device, free=free: free)
+            monkeypatch.setattr(model_costs, "_free_memory", lambda device, free=free: free)
             for batches in ([[64]], [[64], [512, 300]], [[4096] * 3]):
                 yield (
                     f"{free} {[len(b) for b in batches]}: "
-                    f"{refusal(decode_memory.check_decode_memory, model, batches, 'do this')}"
+                    f"{refusal(model_costs.check_decode_memory, model, batches, 'do this')}"
                 )
         for error in (
             MemoryError(),
@@ -93,7 +90,7 @@ def test_memory(monkeypatch):
         ):
 
             def fail(error=error):
-                with decode_memory.explaining_memory("do that"):
+                with model_costs.explaining_memory("do that"):
                     raise error
 
             yield refusal(fail) if str(error) else refusal(fail).replace("()", "( )")
@@ -159,9 +156,7 @@ def test_texts_that_are_continued(monkeypatch):
                     break
             yield f"{stop} {separator} {tokens}: {shown} {made.tokens}"
         speed, ticks = Speed(), itertools.count(0.0, 0.25)
-        monkeypatch.setattr(
-            "experiments.generation.generate.time", SimpleNamespace(perf_counter=lambda: next(ticks))
-        )
+        monkeypatch.setattr("experiments.generation.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
         for _ in range(2):
             list(speed.clock(iter([torch.tensor([1, 2]), torch.tensor([3, ENDED]), torch.tensor([4, 5])]), 9))
         yield "; ".join(flat(speed))
@@ -203,7 +198,7 @@ def test_prompts(tmp_path: Path, monkeypatch):
             model=SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1))),
         )
         monkeypatch.setattr(
-            "experiments.generation.generate.check_decode_memory",
+            "experiments.generation.check_decode_memory",
             lambda model, lengths, remedy: told.append((list(lengths), remedy)),
         )
         told: list = []

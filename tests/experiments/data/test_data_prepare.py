@@ -12,7 +12,7 @@ from experiments.data import fingerprint, prepare
 from experiments.data.corpus import token_dtype
 from experiments.data.sources import SOURCES, SPLITS
 from experiments.data.sources.base import files_stamp
-from experiments.data.tokenizer_kinds import TOKENIZERS
+from experiments.data.tokenizers import TOKENIZERS
 
 
 def corpora(cache: Path) -> list[str]:

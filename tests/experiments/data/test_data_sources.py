@@ -11,8 +11,8 @@ from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS, pydocs, read_split, wikitext
-from experiments.data.sources.parquet import find_parquet
 from experiments.data.sources.pydocs import module_blocks
+from experiments.data.sources.wikitext import find_parquet
 from zoo.errors import UserError
 
 

@@ -16,12 +16,12 @@ from support.sample_text import prose
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
-from experiments.data import DataConfig, check, fingerprint, prepare, tokenizer_kinds
+from experiments.data import DataConfig, check, fingerprint, prepare, tokenizers
 from experiments.data.corpus import write_tokens
 from experiments.data.scoring_text import read_splits
 from experiments.data.sources import Document, base
-from experiments.data.tokenizer_kinds import LONGEST_WORD, PIECE, TOKENIZERS, has_long_words, pieces, train
-from experiments.system import preemption
+from experiments.data.tokenizers import LONGEST_WORD, PIECE, TOKENIZERS, has_long_words, pieces, train
+from experiments.system import signals
 from zoo.errors import UserError
 from zoo.tokenization import SEPARATOR, BytePairTokenizer, ByteTokenizer, check_round_trip, from_json
 
@@ -205,10 +205,8 @@ def test_a_signal_ends_the_training_of_a_tokenizer():
 
 @pytest.mark.slow
 def test_a_process_that_is_told_to_make_room_stops_training_a_tokenizer(monkeypatch):
-    monkeypatch.setattr(preemption, "_received", [signal.SIGUSR2])
-    with pytest.raises(
-        preemption.Paused, match="told to make room \\(SIGUSR2\\) while a tokenizer is trained"
-    ):
+    monkeypatch.setattr(signals, "_received", [signal.SIGUSR2])
+    with pytest.raises(signals.Paused, match="told to make room \\(SIGUSR2\\) while a tokenizer is trained"):
         train((prose(5, seed) for seed in range(1_000_000)), 400)
 
 
@@ -453,8 +451,8 @@ def test_tokens_are_of_the_vocabulary(tokenizer):
 
 def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):
     tiny = Path(tiny_gpt2(tmp_path))
-    files = next((tiny / a, tiny / b) for a, b in tokenizer_kinds._GPT2_FILES if (tiny / a).is_file())
-    monkeypatch.setattr(tokenizer_kinds, "_gpt2_of_hub", lambda: files)
+    files = next((tiny / a, tiny / b) for a, b in tokenizers._GPT2_FILES if (tiny / a).is_file())
+    monkeypatch.setattr(tokenizers, "_gpt2_of_hub", lambda: files)
     of_hub, of_folder = (
         TOKENIZERS["gpt2"].spec(DataConfig(tokenizer="gpt2", gpt2_path=place)) for place in (None, str(tiny))
     )
@@ -472,11 +470,11 @@ def test_files_of_the_hub_that_are_here_are_taken_without_asking_it(monkeypatch,
         return str(tmp_path / name)
 
     monkeypatch.setattr(hub, "hf_hub_download", given)
-    tokenizer_kinds._gpt2_of_hub()
+    tokenizers._gpt2_of_hub()
     assert asked == [True, True]
     here = False
     asked.clear()
-    tokenizer_kinds._gpt2_of_hub()
+    tokenizers._gpt2_of_hub()
     assert asked == [True, False, False]
 
 
@@ -485,6 +483,6 @@ def test_the_hub_is_asked_for_the_files_of_gpt2_by_repository_and_name(monkeypat
     hub = pytest.importorskip("huggingface_hub")
     given = lambda repository, name, **_: asked.append((repository, name)) or str(tmp_path / name)  # noqa: E731
     monkeypatch.setattr(hub, "hf_hub_download", given)
-    files = tokenizer_kinds._gpt2_of_hub()
-    assert asked == [(tokenizer_kinds._GPT2_REPOSITORY, name) for name in tokenizer_kinds._GPT2_FILES[1]]
-    assert files == tuple(tmp_path / name for name in tokenizer_kinds._GPT2_FILES[1])
+    files = tokenizers._gpt2_of_hub()
+    assert asked == [(tokenizers._GPT2_REPOSITORY, name) for name in tokenizers._GPT2_FILES[1]]
+    assert files == tuple(tmp_path / name for name in tokenizers._GPT2_FILES[1])

@@ -10,8 +10,7 @@ from support.task_controls import copying
 from support.task_readers import READERS
 
 from experiments.data import TASKS
-from experiments.data.draws import Draws
-from experiments.data.task_registry import IGNORE, Task
+from experiments.data.tasks_base import IGNORE, Draws, Task
 
 ZOOLOGY = {
     (64, 500, 16, 4, 123): "4f83651f37d80c7850558f59c18777769f0dea8e046ddeef1dd07962910e19e3",

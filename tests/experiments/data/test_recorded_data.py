@@ -24,18 +24,18 @@ from experiments.data import (
     corpus,
     eval_windows,
     resolve_task,
-    task_registry,
-    tokenizer_kinds,
+    tasks_base,
+    tokenizers,
 )
 from experiments.data.batches import counter_hash, document_boundaries, extend_hash, state_after
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
-from experiments.data.draws import Draws
 from experiments.data.scoring_text import read_splits
 from experiments.data.sources import base, pydocs, text, wikitext
 from experiments.data.sources.base import Document, check_sizes, contents
 from experiments.data.task_set import example
-from experiments.data.tokenizer_kinds import read_tables
+from experiments.data.tasks_base import Draws
+from experiments.data.tokenizers import read_tables
 from zoo.tokenization import SEPARATOR, ByteTokenizer, from_json
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -500,7 +500,7 @@ def test_tokens_of_fixed_text(tmp_path: Path):
     words = "the cat sat on the mat, the cat's 12 mats théta " * 20
 
     def lines() -> Iterator[str]:
-        made = tokenizer_kinds.train([words, "another text of the cat"], 280)
+        made = tokenizers.train([words, "another text of the cat"], 280)
         yield f"{made.vocab_size} {made.bos_id} {made.name} {made.identity()}"
         for sample in ("the cat", "théta 12\n\n mats", "", SEPARATOR):
             ids = [int(x) for x in made.encode(sample)]
@@ -511,8 +511,8 @@ def test_tokens_of_fixed_text(tmp_path: Path):
             f"{plain.decode([116, 195, 169])!r}"
         )
         yield (
-            f"{[(len(piece), piece[:4]) for piece in tokenizer_kinds.pieces('ab cd  ef ' * 40, 50)]} "
-            f"{len(list(tokenizer_kinds.pieces('x' * 300, 50)))}"
+            f"{[(len(piece), piece[:4]) for piece in tokenizers.pieces('ab cd  ef ' * 40, 50)]} "
+            f"{len(list(tokenizers.pieces('x' * 300, 50)))}"
         )
         vocabulary = {SEPARATOR: 3, "a": 0, "b": 1, "ab": 2}
         (tmp_path / "vocab.json").write_text(str(vocabulary).replace("'", '"'))
@@ -584,7 +584,7 @@ def test_runs_of_comments_are_texts_wherever_they_stand_and_lines_in_strings_are
 
 def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypatch):
     """One file may be imported again."""
-    monkeypatch.setattr(task_registry, "TASKS", {})
+    monkeypatch.setattr(tasks_base, "TASKS", {})
 
     @dataclasses.dataclass
     class Options:
@@ -594,17 +594,17 @@ def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypat
     class Incomplete:
         length: int
 
-    register = task_registry.register_task("mine", config=Options, title="Mine", source="a paper")
+    register = tasks_base.register_task("mine", config=Options, title="Mine", source="a paper")
     first, again = (type("Mine", (), {"__module__": "first"}) for _ in range(2))
     assert register(first) is first
     assert register(again) is again
-    assert {"mine": again} == task_registry.TASKS
+    assert {"mine": again} == tasks_base.TASKS
     assert (again.name, again.config, again.title, again.source) == ("mine", Options, "Mine", "a paper")
     with pytest.raises(ValueError, match=r"task 'mine' is taken by .*; choose another"):
         register(type("Other", (), {"__module__": "second"}))
-    assert {"mine": again} == task_registry.TASKS
+    assert {"mine": again} == tasks_base.TASKS
     with pytest.raises(ValueError, match="a dataclass whose every field has a default"):
-        task_registry.register_task("half", config=Incomplete, title="", source="")(first)
+        tasks_base.register_task("half", config=Incomplete, title="", source="")(first)
 
 
 @pytest.mark.parametrize(

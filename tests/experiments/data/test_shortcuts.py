@@ -9,9 +9,8 @@ import pytest
 from support.task_controls import copying
 
 from experiments.data.config import DataConfig
-from experiments.data.shortcuts import DISTANCE, ORDER, PLACE, WAYS, best_shortcut
-from experiments.data.task_registry import IGNORE
 from experiments.data.task_set import HELD_OUT, TaskSet
+from experiments.data.tasks_base import DISTANCE, IGNORE, ORDER, PLACE, WAYS, best_shortcut
 
 
 def task_set(name: str, **options) -> TaskSet:

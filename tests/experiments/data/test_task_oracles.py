@@ -12,8 +12,7 @@ import pytest
 from support.task_readers import READERS, permutations
 
 from experiments.data import TASKS
-from experiments.data.draws import Draws
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE, Draws
 
 MANY = pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
 OTHERS = {

@@ -14,9 +14,8 @@ from experiments import data
 from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.data.batches import counter_hash, extend_hash, state_after
 from experiments.data.config import tasks_from
-from experiments.data.draws import Draws
-from experiments.data.task_registry import IGNORE
 from experiments.data.task_set import HELD_OUT
+from experiments.data.tasks_base import IGNORE, Draws
 from zoo.errors import UserError
 
 EVERY = sorted(TASKS)

@@ -10,10 +10,8 @@ from support.task_controls import remembering
 
 from experiments.data import task_set as task_sets
 from experiments.data.config import DataConfig
-from experiments.data.task_batches import TRAIN
-from experiments.data.task_registry import IGNORE
-from experiments.data.task_set import TaskSet
-from experiments.data.training_memory import memory_accuracy
+from experiments.data.task_set import TRAIN, TaskSet, memory_accuracy
+from experiments.data.tasks_base import IGNORE
 
 
 def task_set(name: str, cache=None, **options) -> TaskSet:

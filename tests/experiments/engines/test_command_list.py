@@ -14,12 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from support.program import ROOT, Lab
 
-from experiments.engines.cell import read_record, write_record
 from experiments.engines.command_list import CommandList, command
+from experiments.engines.engine import read_record, write_record
 from experiments.jobs import cell
 from experiments.planning.plan import plan
-from experiments.runs.folders import NODES, RunFolder
-from experiments.system import preemption
+from experiments.runs import NODES, RunFolder
+from experiments.system import signals as preemption
 from zoo.errors import UserError
 
 PAGE = ROOT / "docs" / "cluster.md"

@@ -9,18 +9,18 @@ import pytest
 from support.held_lock import held_elsewhere
 from support.program import Lab
 
-from experiments.engines.cell import stops_when_signalled
+from experiments.engines.engine import stops_when_signalled
 from experiments.planning.plan import plan
-from experiments.runs.folders import LOCK, RunPaused
-from experiments.system import preemption
-from experiments.system.progress import discard
+from experiments.runs import LOCK, RunPaused
+from experiments.system import signals
+from experiments.system.processes import discard
 from experiments.training.execute import execute, take_part
 from experiments.training.lightning_modules import LanguageModelling
 
 
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):
     heard, told = [], []
-    monkeypatch.setattr(preemption, "_received", told)
+    monkeypatch.setattr(signals, "_received", told)
     report = stops_when_signalled(lambda *message: heard.append(message[0]), "kda seed 1")
     report("test", 1, 2)
     told.append(signal.SIGUSR2)
@@ -40,10 +40,10 @@ def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, 
             os.kill(os.getpid(), signal.SIGTERM)
         return compute(task, batch, index)
 
-    monkeypatch.setattr(preemption, "_received", [])
+    monkeypatch.setattr(signals, "_received", [])
     monkeypatch.setattr(LanguageModelling, "training_step", told_in_the_third_step)
     before = signal.getsignal(signal.SIGTERM)
-    preemption.pause_on(signal.SIGTERM)
+    signals.pause_on(signal.SIGTERM)
     heeded = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(RunPaused, match=r"told to make room \(SIGTERM\) at step 3 of 10"):
@@ -61,7 +61,7 @@ def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failu
     (config,) = lab.compose()
     planned = plan(config)
     planned.folder.path.mkdir(parents=True)
-    monkeypatch.setattr(preemption, "_received", [signal.SIGTERM])
+    monkeypatch.setattr(signals, "_received", [signal.SIGTERM])
     with (
         held_elsewhere(planned.folder.path / LOCK),
         pytest.raises(RunPaused, match=r"seed 0: told to make room \(SIGTERM\) while another process holds"),

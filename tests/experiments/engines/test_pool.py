@@ -10,9 +10,9 @@ import pytest
 from support.steady import changed, tiny_config
 
 from experiments.engines import pool
-from experiments.engines.interface import FAILED, PAUSED, State
+from experiments.engines.engine import FAILED, PAUSED, State
 from experiments.engines.pool import Pool
-from experiments.runs.folders import RunPaused
+from experiments.runs import RunPaused
 from zoo.errors import UserError
 
 

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.configuration.schema import Config
-from experiments.engines import cell, preloaded_worker
-from experiments.engines.interface import PAUSED
+from experiments.engines import engine, preloaded_worker
+from experiments.engines.engine import PAUSED
 from experiments.engines.preloaded_worker import PreloadedWorker
-from experiments.system.paths import ROOT
+from experiments.system.machine import ROOT
 from experiments.system.torchrun import END, PARENT
-from experiments.training.launch import _environment
+from experiments.training.execute import _environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 ENDS_AT_ONCE = """
@@ -114,7 +114,7 @@ def test_a_starter_of_cells_that_ends_without_a_word_is_told(
 def test_a_cell_trains_on_the_gpus_that_its_starter_sees_now(monkeypatch):
     """They may be others than those that the starter of cells saw when it began."""
     monkeypatch.setattr(
-        cell,
+        engine,
         "train_record",
         lambda record, sink, workers: (
             PAUSED,

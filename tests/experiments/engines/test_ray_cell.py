@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from experiments.system.paths import ROOT
+from experiments.system.machine import ROOT
 
 SUPERVISOR = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
 
@@ -30,7 +30,9 @@ class _Worker:
 def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
     """The module, which nothing else sees: ray may not be installed."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    spec = importlib.util.spec_from_file_location("ray_cell_alone", ROOT / "experiments/engines/ray_cell.py")
+    spec = importlib.util.spec_from_file_location(
+        "ray_cell_alone", ROOT / "experiments/engines/ray_engine.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(_Worker, "started", [], raising=False)

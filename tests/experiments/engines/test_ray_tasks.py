@@ -14,11 +14,10 @@ import pytest
 from support.program import write_text
 from support.steady import changed, forget_texts, tiny_config
 
-from experiments.configuration.sweep_config import RayConfig
-from experiments.engines import ray_connection, ray_tasks
-from experiments.engines.cell import record_path
-from experiments.engines.interface import DONE, State
-from experiments.engines.supervisor import RUNNING, WAITING
+from experiments.configuration.schema import RayConfig
+from experiments.engines import ray_engine
+from experiments.engines.engine import DONE, State, record_path
+from experiments.engines.pool import RUNNING, WAITING
 from experiments.planning.plan import Plan, plan
 from zoo.errors import UserError
 
@@ -76,20 +75,20 @@ def plans(tmp_path: Path, monkeypatch) -> list[Plan]:
 
 def connected(
     monkeypatch, plans: list[Plan], cpus: float = 8.0, **sweep: Any
-) -> tuple[ray_tasks.RayTasks, _Ray, list[_Supervisor]]:
+) -> tuple[ray_engine.RayTasks, _Ray, list[_Supervisor]]:
     """The engine with these keys of sweep, its pretended cluster and the owners of tasks that it has started."""
     keys = {f"sweep__{key}": value for key, value in sweep.items()}
     first = dataclasses.replace(plans[0], config=changed(plans[0].config, **keys))
     ray, supervisors = _Ray(cpus), []
 
-    def made(engine: ray_tasks.RayTasks, folder: Path) -> _Supervisor:
+    def made(engine: ray_engine.RayTasks, folder: Path) -> _Supervisor:
         supervisors.append(_Supervisor())
         return supervisors[-1]
 
-    monkeypatch.setattr(ray_tasks, "connect", lambda settings: ray)
-    monkeypatch.setattr(ray_tasks.RayTasks, "_supervisor", made)
-    monkeypatch.setattr(ray_tasks.time, "sleep", lambda seconds: None)
-    return ray_tasks.RayTasks([first, *plans[1:]]), ray, supervisors
+    monkeypatch.setattr(ray_engine, "connect", lambda settings: ray)
+    monkeypatch.setattr(ray_engine.RayTasks, "_supervisor", made)
+    monkeypatch.setattr(ray_engine.time, "sleep", lambda seconds: None)
+    return ray_engine.RayTasks([first, *plans[1:]]), ray, supervisors
 
 
 def record(planned: Plan) -> str:
@@ -186,7 +185,7 @@ def test_nothing_of_a_sweep_is_told_to_the_makers_of_ray_unless_one_says_so(monk
     ray = SimpleNamespace(init=lambda **options: seen.append(os.environ.get(name)))
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.job_config", SimpleNamespace(JobConfig=lambda **options: options))
-    ray_connection.connect(RayConfig())
+    ray_engine.connect(RayConfig())
     assert seen == [told]
 
 
@@ -205,10 +204,10 @@ def test_a_command_that_is_told_to_end_hears_it_also_when_it_is_connected(monkey
     before = signal.getsignal(signal.SIGTERM)
     try:
         if there:
-            assert ray_connection.connect(RayConfig()) is ray
+            assert ray_engine.connect(RayConfig()) is ray
         else:
             with pytest.raises(UserError, match=r"\(nobody answers\); start one"):
-                ray_connection.connect(RayConfig())
+                ray_engine.connect(RayConfig())
         assert signal.getsignal(signal.SIGTERM) is before
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -226,11 +225,11 @@ def test_an_experiment_has_one_owner_of_tasks_which_stays_on_the_head_node_and_t
         nodes=lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}],
         remote=lambda cls: asked.append(cls) or kept,
     )
-    monkeypatch.setattr(ray_tasks, "connect", lambda settings: ray)
+    monkeypatch.setattr(ray_engine, "connect", lambda settings: ray)
     monkeypatch.setitem(
-        sys.modules, "experiments.engines.ray_cell", SimpleNamespace(RaySupervisor="its class")
+        sys.modules, "experiments.engines.ray_engine", SimpleNamespace(RaySupervisor="its class")
     )
-    engine = ray_tasks.RayTasks(plans)
+    engine = ray_engine.RayTasks(plans)
     assert engine.supervisors == {tmp_path / "results/study": "the actor"}
     assert asked == [
         "its class",
@@ -257,7 +256,7 @@ def test_a_command_looks_at_once_and_then_every_poll_s_seconds(plans: list[Plan]
     """And lets go of the cluster when it ends, though an owner is gone by then."""
     engine, ray, (supervisor,) = connected(monkeypatch, plans, ray__poll_s=7.0)
     slept: list[float] = []
-    monkeypatch.setattr(ray_tasks.time, "sleep", slept.append)
+    monkeypatch.setattr(ray_engine.time, "sleep", slept.append)
     for _ in range(3):
         engine.changed()
     assert slept == [7.0, 7.0]

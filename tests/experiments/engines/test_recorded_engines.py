@@ -17,23 +17,18 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, files_in, forget_texts, masked, refusal, said, tiny_config
 
-from experiments.configuration.sweep_config import RayConfig
-from experiments.engines import (
-    cell,
-    choose,
-    command_list,
-    interface,
-    ray_connection,
-    slurm_jobs,
-    slurm_queue,
-    supervisor,
-)
-from experiments.engines.exits import exit_reason
-from experiments.engines.interface import DONE
+from experiments import engines
+from experiments.configuration.schema import RayConfig
+from experiments.engines import command_list, pool, ray_engine
+from experiments.engines import engine as cell
+from experiments.engines import engine as interface
+from experiments.engines import slurm as slurm_jobs
+from experiments.engines import slurm as slurm_queue
+from experiments.engines.engine import DONE, exit_reason
 from experiments.planning.plan import plan
-from experiments.runs.folders import RunPaused
-from experiments.system import preemption
-from experiments.system.progress import discard
+from experiments.runs import RunPaused
+from experiments.system import signals
+from experiments.system.processes import discard
 from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -97,12 +92,12 @@ def test_records_of_cells(place: Path):
         heard: list[tuple] = []
         sink = cell.stops_when_signalled(lambda *words: heard.append(words), "a cell")
         sink("test", 1, 2)
-        preemption._received.append(signal.SIGUSR2.value)
+        signals._received.append(signal.SIGUSR2.value)
         try:
             sink("train", 1, 2, "note")
             yield refusal(sink, "test", 2, 2)
         finally:
-            preemption._received.clear()
+            signals._received.clear()
         yield f"{heard}"
 
     check(RECORDED / "records.txt", masked(list(lines()), _named(plans, place)))
@@ -419,13 +414,13 @@ def test_nodes_of_ray():
             for found in ((small,), (small, large), ((False, {"CPU": 64.0, "GPU": 8.0}), small)):
                 yield (
                     f"{settings.cpus:g} {settings.gpus:g} {settings.grows}: "
-                    f"{refusal(ray_connection.refuse_what_no_node_has, nodes(*found), settings)}"
+                    f"{refusal(ray_engine.refuse_what_no_node_has, nodes(*found), settings)}"
                 )
 
     check(RECORDED / "ray_nodes.txt", lines())
 
 
-class _Supervisor(supervisor.Supervisor):
+class _Supervisor(pool.Supervisor):
     def __init__(self) -> None:
         super().__init__()
         self.log, self.over, self.ends = [], {}, 0
@@ -446,7 +441,7 @@ class _Supervisor(supervisor.Supervisor):
 
 def test_supervisors_of_tasks(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(pool.time, "monotonic", lambda: clock[0])
 
     def lines() -> Iterator[str]:
         made = _Supervisor()
@@ -488,6 +483,6 @@ def test_ends_and_engines(monkeypatch):
                 f"experiments.engines.{module}", lambda plans, engine=engine: f"made {engine}"
             )
             planned = SimpleNamespace(config=tiny_config(sweep__engine=engine))
-            yield f"{engine}: {choose.make_engine([planned])}"
+            yield f"{engine}: {engines.make_engine([planned])}"
 
     check(RECORDED / "ends.txt", lines())

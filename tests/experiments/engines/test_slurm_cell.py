@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.configuration.sweep_config import SlurmConfig
-from experiments.engines import cell, slurm_cell, slurm_jobs
-from experiments.engines.interface import DONE, FAILED, PAUSED
-from experiments.system import preemption
+from experiments.configuration.schema import SlurmConfig
+from experiments.engines import engine
+from experiments.engines import slurm as slurm_cell
+from experiments.engines import slurm as slurm_jobs
+from experiments.engines.engine import DONE, FAILED, PAUSED
+from experiments.system import signals
 from zoo.errors import UserError
 
 TERM, USR2 = signal.SIGTERM, signal.SIGUSR2
@@ -44,9 +46,9 @@ def run(tmp_path: Path, monkeypatch):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(UncompletedJobError=_TimeUp))
         monkeypatch.setattr(slurm_cell.signal, "getsignal", lambda number: requeue)
         monkeypatch.setattr(slurm_cell.time, "sleep", waited.append)
-        monkeypatch.setattr(preemption, "pause_on", lambda *numbers: None)
-        monkeypatch.setattr(preemption, "_received", [told] if told else [])
-        monkeypatch.setattr(cell, "train_record", lambda record, sink, workers: (status, f"why {workers}"))
+        monkeypatch.setattr(signals, "pause_on", lambda *numbers: None)
+        monkeypatch.setattr(signals, "_received", [told] if told else [])
+        monkeypatch.setattr(engine, "train_record", lambda record, sink, workers: (status, f"why {workers}"))
         slurm_cell.SlurmCell(record, 3)()
         return json.loads(slurm_cell.outcome_path(record).read_text())
 

@@ -21,9 +21,8 @@ from support.sweeps import (
     wait_until,
 )
 
-from experiments.engines.cell import record_path
-from experiments.engines.slurm_cell import outcome_path
-from experiments.engines.slurm_jobs import SlurmJobs
+from experiments.engines.engine import record_path
+from experiments.engines.slurm import SlurmJobs, outcome_path
 from experiments.planning.plan import plan
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")

@@ -11,10 +11,9 @@ import torch
 
 from experiments.configuration.schema import GenerateConfig
 from experiments.data import TOKENIZERS, DataConfig
-from experiments.data.tokenizer_kinds import train
-from experiments.generation.continuation import Continuation
-from experiments.generation.generate import Speed, continue_prompts
-from experiments.runs.load_run import LoadedRun
+from experiments.data.tokenizers import train
+from experiments.generation import Continuation, Speed, continue_prompts
+from experiments.runs import LoadedRun
 from zoo.generate import ENDED
 from zoo.tokenization import ByteTokenizer, Tokenizer
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.configuration.schema import GenerateConfig
-from experiments.generation.prompts import read_prompts
+from experiments.generation import read_prompts
 from zoo import UserError
 
 

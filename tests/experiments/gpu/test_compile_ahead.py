@@ -17,7 +17,7 @@ import sys
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import compile_stage
 from experiments.gpu.compile_ahead import compiling_for
-from experiments.gpu.stage_settings import Settings
+from experiments.gpu.settings import Settings
 
 settings = Settings.of(Config(device="cpu", gpu=GpuConfig(stage="compile", target="H200")))
 with compiling_for("H200"):

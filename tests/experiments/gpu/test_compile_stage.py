@@ -9,7 +9,7 @@ import pytest
 from experiments.bench.suites import models
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import compile_stage
-from experiments.gpu.stage_settings import Settings
+from experiments.gpu.settings import Settings
 
 pytestmark = pytest.mark.slow  # each piece is a process
 

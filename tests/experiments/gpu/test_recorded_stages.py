@@ -12,10 +12,10 @@ import torch
 from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
-from experiments.gpu import gpu_stages, kernel_stages, stage_settings, training_stages
-from experiments.gpu.stage_record import Record
-from experiments.gpu.stage_settings import PATTERNS, Settings
-from experiments.runs.folders import read_metrics
+from experiments.gpu import settings as stage_settings
+from experiments.gpu import stages
+from experiments.gpu.settings import PATTERNS, Record, Settings
+from experiments.runs import read_metrics
 from kernels.triton_common import tuning
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -29,7 +29,7 @@ def test_configurations(tmp_path: Path):
         own = {"data__cache_dir": "cache", "trainer__threads": 7}  # kept by every stage
         base = tiny_config(results=str(tmp_path), gpu__inputs=str(inputs), gpu__minutes=4.0, **own)
         usual = leaves(base)
-        yield f"{list(gpu_stages.STAGES)}"
+        yield f"{list(stages.STAGES)}"
         for rehearse in (False, True):
             settings = Settings.of(changed(base, gpu__rehearse=rehearse))
             with pretended_machine(None):
@@ -65,10 +65,10 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
             raise subprocess.TimeoutExpired(command, timeout)
         return SimpleNamespace(returncode=status)
 
-    monkeypatch.setattr(kernel_stages.subprocess, "run", run)
-    monkeypatch.setattr(kernel_stages.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(stages.subprocess, "run", run)
+    monkeypatch.setattr(stages.time, "monotonic", lambda: 0.0)
     monkeypatch.setattr(stage_settings.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(kernel_stages, "_launch", lambda name, length, way, device: f"tuned {length}")
+    monkeypatch.setattr(stages, "_launch", lambda name, length, way, device: f"tuned {length}")
     monkeypatch.setattr(tuning, "record", lambda name, out: 3)
     settings = Settings.of(tiny_config(results=str(tmp_path), gpu__rehearse=True, gpu__minutes=2.0))
     whole = Settings.of(tiny_config(results=str(tmp_path / "whole"), gpu__minutes=2.0))
@@ -78,27 +78,27 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
             statuses.update(change)
             asked.clear()
             with said() as printed:
-                end = refusal(kernel_stages.run_kernel_tests, settings)
+                end = refusal(stages.run_kernel_tests, settings)
             yield f"{change}: {end} {asked}"
             yield from printed
         for name in ("test_x_triton.py", "test_x.py"):
             asked.clear()
             yield (
-                f"{name}: {kernel_stages._pytest(Path(name), 50.0, whole)} "
-                f"{kernel_stages._pytest(Path(name), 0.5, whole)} {asked}"
+                f"{name}: {stages._pytest(Path(name), 50.0, whole)} "
+                f"{stages._pytest(Path(name), 0.5, whole)} {asked}"
             )
         for status in (0, 5, 1):
             statuses["tests"] = status
             asked.clear()
             yield (
-                f"{status}: {refusal(gpu_stages._run_gpu_tests, settings)} "
-                f"{refusal(gpu_stages._run_gpu_tests, whole)} {asked}"
+                f"{status}: {refusal(stages._run_gpu_tests, settings)} "
+                f"{refusal(stages._run_gpu_tests, whole)} {asked}"
             )
         for _ in range(2):
             with said() as printed, pretended_machine(None):
-                yield f"{kernel_stages.tune_kernels(settings)}"
+                yield f"{stages.tune_kernels(settings)}"
             yield from printed
-        launches = list(kernel_stages._launches(False))
+        launches = list(stages._launches(False))
         yield f"{len(launches)} {launches[:8]} {[one for one in launches if one[0].endswith('a step')]}"
         record = Record(tmp_path / "new" / "r.json")
         record.add("a", {"x": 1})
@@ -115,8 +115,8 @@ def test_what_breaks_the_gpu_ends_the_tuning_and_no_other_failure_does(monkeypat
         def run(calls):
             raise RuntimeError(words)
 
-        monkeypatch.setattr(kernel_stages, "_triton", run)
-        return kernel_stages._launch("short_conv", 16, "forward", torch.device("cpu"))
+        monkeypatch.setattr(stages, "_triton", run)
+        return stages._launch("short_conv", 16, "forward", torch.device("cpu"))
 
     assert failing("no such form") == "RuntimeError: no such form"
     with pytest.raises(RuntimeError, match="CUDA error"):
@@ -131,9 +131,9 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
         return SimpleNamespace(folder=folder, letters="FF", config=settings.config, title=name)
 
     plans = iter([planned("dense"), planned("sf")] * 3)
-    monkeypatch.setattr(training_stages, "plan", lambda config: next(plans))
+    monkeypatch.setattr(stages, "plan", lambda config: next(plans))
     monkeypatch.setattr(
-        training_stages.data,
+        stages.data,
         "prepare",
         lambda config: SimpleNamespace(describe=lambda: {"train": "T", "test": "E"}),
     )
@@ -142,19 +142,19 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
         assert splits == settings.config.evaluate.splits
         return {"test": {"loss": 1.5, "perplexity": 4.5}}
 
-    monkeypatch.setattr(training_stages, "score_best", scored)
+    monkeypatch.setattr(stages, "score_best", scored)
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"torch": "9"})
 
     def lines() -> Iterator[str]:
         with pretended_machine(None), said() as printed:
-            yield f"{training_stages.publish(settings)}"
+            yield f"{stages.publish(settings)}"
             for name in ("dense", "sf"):
                 (tmp_path / name).mkdir()
                 (tmp_path / name / "metrics.csv").write_text(
                     "step,tokens,split,tokens_per_second\n5,50,train,3.0\n9,90,train,1.0\n9,90,validation,\n9,90,train,2.0\n"
                 )
                 (tmp_path / name / "model.json").write_text("{}")
-                yield f"{training_stages.publish(settings)}"
+                yield f"{stages.publish(settings)}"
         yield from printed
         for file in sorted(settings.published.glob("*.csv")):
             yield from file.read_text().splitlines()
@@ -162,7 +162,7 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
     check(RECORDED / "tables.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
     (tmp_path / "dense" / "metrics.csv").write_text("step,tokens,split,tokens_per_second\n9,90,validation,\n")
     with pretended_machine(None), said():
-        scores = training_stages._score(
+        scores = stages._score(
             settings, "dense", planned("dense"), read_metrics(tmp_path / "dense/metrics.csv")
         )
     assert (scores["tokens_per_second_median"], scores["steps"]) == ("", "9"), (

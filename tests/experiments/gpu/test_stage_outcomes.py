@@ -12,9 +12,9 @@ from support.steady import tiny_config
 
 from experiments.bench.cases import CASES
 from experiments.configuration.compose import architectures
-from experiments.gpu import compile_ahead, compile_stage, gpu_stages, training_stages
-from experiments.gpu.stage_settings import WORKERS, Settings
-from experiments.runs.folders import RunPaused
+from experiments.gpu import compile_ahead, compile_stage, stages
+from experiments.gpu.settings import WORKERS, Settings
+from experiments.runs import RunPaused
 from zoo.errors import UserError
 
 
@@ -25,20 +25,20 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_a_resumable_suite_is_finished_with_its_last_row_and_others_with_their_table(settings, monkeypatch):
     ran: list[str] = []
-    monkeypatch.setattr(gpu_stages, "run_suite", lambda config: ran.append(config.suite))
+    monkeypatch.setattr(stages, "run_suite", lambda config: ran.append(config.suite))
     for finished in (False, True):
-        monkeypatch.setattr(gpu_stages, "is_finished", lambda config, finished=finished: finished)
+        monkeypatch.setattr(stages, "is_finished", lambda config, finished=finished: finished)
         ended = {
-            name: gpu_stages.STAGES[name](settings) for name in ("attention", "kernels", "latency", "models")
+            name: stages.STAGES[name](settings) for name in ("attention", "kernels", "latency", "models")
         }
         assert ended == {"attention": True, "kernels": finished, "latency": True, "models": finished}
     assert ran == ["attention", "kernels", "latency", "models"] * 2
 
 
 def test_training_stages_and_publishing_are_as_finished_as_their_runs(settings, monkeypatch):
-    monkeypatch.setattr(training_stages, "advance", lambda given, name: (given, name) == (settings, "sf"))
-    monkeypatch.setattr(training_stages, "publish", lambda given: given is settings)
-    ended = {name: gpu_stages.STAGES[name](settings) for name in ("dense", "sf", "publish")}
+    monkeypatch.setattr(stages, "advance", lambda given, name: (given, name) == (settings, "sf"))
+    monkeypatch.setattr(stages, "publish", lambda given: given is settings)
+    ended = {name: stages.STAGES[name](settings) for name in ("dense", "sf", "publish")}
     assert ended == {"dense": False, "sf": True, "publish": True}
 
 
@@ -58,14 +58,14 @@ def test_a_run_is_trained_for_what_preparing_the_text_leaves_of_three_quarters_o
             raise RunPaused("paused at step 7")
 
     clock = [1000.0]  # preparing takes 30 s
-    monkeypatch.setattr(training_stages.time, "monotonic", lambda: clock[-1])
-    monkeypatch.setattr(training_stages.data, "prepare", lambda config: clock.append(1030.0))
-    monkeypatch.setattr(training_stages, "plan", plan)
-    monkeypatch.setattr(training_stages, "execute", execute)
+    monkeypatch.setattr(stages.time, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(stages.data, "prepare", lambda config: clock.append(1030.0))
+    monkeypatch.setattr(stages, "plan", plan)
+    monkeypatch.setattr(stages, "execute", execute)
     monkeypatch.setattr(
-        training_stages, "Bar", lambda title, shown: SimpleNamespace(close=lambda: closed.append(title))
+        stages, "Bar", lambda title, shown: SimpleNamespace(close=lambda: closed.append(title))
     )
-    assert training_stages.advance(settings, "dense") == complete
+    assert stages.advance(settings, "dense") == complete
     (config,) = planned
     assert config.trainer.max_minutes == pytest.approx((0.75 * 120 - 30) / 60)
     assert closed == ["a run"]
@@ -76,12 +76,12 @@ def test_a_stage_whose_time_is_over_still_trains_a_second(settings, monkeypatch)
     """So that a run is set up, and says where it stands."""
     planned = []
     clock = [0.0]
-    monkeypatch.setattr(training_stages.time, "monotonic", lambda: clock[-1])
-    monkeypatch.setattr(training_stages.data, "prepare", lambda config: clock.append(1e6))
+    monkeypatch.setattr(stages.time, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(stages.data, "prepare", lambda config: clock.append(1e6))
     folder = SimpleNamespace(title="", folder=SimpleNamespace(complete=False))
-    monkeypatch.setattr(training_stages, "plan", lambda config: planned.append(config) or folder)
-    monkeypatch.setattr(training_stages, "execute", lambda *_: None)
-    training_stages.advance(settings, "sf")
+    monkeypatch.setattr(stages, "plan", lambda config: planned.append(config) or folder)
+    monkeypatch.setattr(stages, "execute", lambda *_: None)
+    stages.advance(settings, "sf")
     assert [config.trainer.max_minutes for config in planned] == [pytest.approx(1 / 60)]
 
 
@@ -98,7 +98,7 @@ def test_what_is_compiled_are_all_models_first_and_all_cases_and_for_another_gpu
     ("cores", "processes"), [(None, 1), (1, 1), (WORKERS, WORKERS), (WORKERS + 1, WORKERS)]
 )
 def test_compiling_takes_the_cores_that_are_there_up_to_a_limit(settings, monkeypatch, cores, processes):
-    monkeypatch.setattr("experiments.gpu.stage_settings.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("experiments.gpu.settings.os.cpu_count", lambda: cores)
     assert settings.workers == processes
     assert dataclasses.replace(settings, rehearse=True).workers == 1
 

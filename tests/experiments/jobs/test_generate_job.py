@@ -14,8 +14,8 @@ from support.program import Lab
 
 import zoo
 from experiments.configuration.schema import Config, GenerateConfig
-from experiments.costs import decode_memory
-from experiments.generation.generate import Speed
+from experiments.costs import model_costs
+from experiments.generation import Speed
 from experiments.jobs import generate
 from zoo import UserError, cost
 from zoo.generate import ENDED
@@ -142,7 +142,7 @@ def test_a_seed_out_of_range_is_refused_before_a_model_is_loaded(go: Go, monkeyp
 
 def test_prompts_side_by_side_have_to_fit_into_memory(finished: Lab, go: Go, monkeypatch):
     one = cost.state_bytes(zoo.load(finished.run_folder()), 2 + 12)
-    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 1.5 * one)
+    monkeypatch.setattr(model_costs, "_free_memory", lambda device: 1.5 * one)
     with pytest.raises(UserError, match="14 tokens \\(2 at once\\)"):
         go(prompts=["a", "b"])
     go(prompts=["a", "b"], batch_size=1)

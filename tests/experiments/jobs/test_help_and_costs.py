@@ -13,9 +13,8 @@ from support.program import RUN, Lab
 
 from analysis.gallery import listed
 from experiments.configuration.schema import Config
-from experiments.costs import flop_count
-from experiments.costs.flop_count import count_flops
-from experiments.costs.model_costs import meta_model
+from experiments.costs import model_costs
+from experiments.costs.model_costs import count_flops, meta_model
 from experiments.data import SOURCES, TOKENIZERS
 from experiments.jobs import all_jobs, cost
 from zoo import registry
@@ -143,11 +142,11 @@ def test_a_count_within_the_budget_is_direct_however_long_it_takes(monkeypatch):
     config = Config()
     config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
     model = meta_model(config)
-    with flop_count._Operators() as operators:
+    with model_costs._Operators() as operators:
         expected = flops_per_token(model, 8192)
     clock = iter(range(0, 10**9, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    assert count_flops(model, 8192, budget=operators.count) == flop_count.FlopCount(expected, 8192)
+    assert count_flops(model, 8192, budget=operators.count) == model_costs.FlopCount(expected, 8192)
     assert count_flops(model, 8192, budget=operators.count - 1).counted_to < 8192
 
 
@@ -158,30 +157,30 @@ def test_what_is_no_polynomial_is_counted_after_all():
         calls.append(tokens)
         return float(tokens**3)
 
-    assert flop_count._extrapolate(total, 8192, lambda: True) == flop_count.FlopCount(8192.0**2, 8192)
+    assert model_costs._extrapolate(total, 8192, lambda: True) == model_costs.FlopCount(8192.0**2, 8192)
     assert calls[-1] == 8192
 
 
 def test_a_bend_among_the_counted_lengths_is_waited_out(monkeypatch):
     """A window of 1,024 tokens: a square below it, a line above."""
-    monkeypatch.setattr(flop_count, "SHORTEST", 256)
+    monkeypatch.setattr(model_costs, "SHORTEST", 256)
 
     def total(tokens: int) -> float:
         return float(sum(min(t, 1024) for t in (torch.arange(tokens) + 1).tolist()))
 
-    found = flop_count._extrapolate(total, 65_536, lambda: True)
+    found = model_costs._extrapolate(total, 65_536, lambda: True)
     assert found.counted_to == 8192
     assert found.per_token == pytest.approx(total(65_536) / 65_536, rel=1e-12)
 
 
 def test_lengths_are_counted_as_far_as_the_budget_goes():
-    found = flop_count._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, lambda: False)
-    assert found == flop_count.FlopCount(1024 / 65_536, 65_536)
+    found = model_costs._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, lambda: False)
+    assert found == model_costs.FlopCount(1024 / 65_536, 65_536)
 
 
 @pytest.mark.slow
 def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
-    monkeypatch.setattr(flop_count, "SHORTEST", 8)
+    monkeypatch.setattr(model_costs, "SHORTEST", 8)
     monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "budget": 0})
     for words in (["job=cost"], ["--multirun", "job=cost", "model=transformer,lfm2"]):
         outcome = lab.here(*words, "model.mixers.attention.window=null", "cost.lengths=[1024]")

@@ -17,8 +17,8 @@ from experiments import jobs
 from experiments.cli import perform, spelled_out
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
-from experiments.runs.folders import METRIC_COLUMNS, read_metrics
-from experiments.system.paths import CONF, ROOT
+from experiments.runs import METRIC_COLUMNS, read_metrics
+from experiments.system.machine import CONF, ROOT
 from zoo import registry
 from zoo.config import LAYOUTS
 

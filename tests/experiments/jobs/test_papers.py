@@ -10,11 +10,10 @@ import pytest
 from support.pretended_study import pretended
 from support.program import Lab
 
-from analysis.headlines import Headline, known_headlines
-from analysis.ledger.rules import Check
-from experiments.compare.compared_models import named_models
+from analysis.evidence.headlines import Headline, known_headlines
+from analysis.evidence.ledger.rules import Check
 from experiments.compare.length_generalization import longer_tasks
-from experiments.compare.select import Selection, start
+from experiments.compare.select import Selection, named_models, start
 from experiments.compare.time_estimate import core_seconds
 from experiments.configuration.compose import headlines, label
 from experiments.configuration.schema import Config

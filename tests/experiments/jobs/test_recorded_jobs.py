@@ -20,15 +20,13 @@ from support.recorded import check
 from support.steady import changed, masked, pretended_machine, refusal, said, tiny_config, tiny_study
 
 from experiments import cli, jobs
-from experiments.configuration.compose import architectures
-from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.compose import architectures, tell_other_model
 from experiments.data import TASKS
-from experiments.generation.continuation import Continuation
-from experiments.generation.generate import Speed
+from experiments.generation import Continuation, Speed
 from experiments.jobs import cell, compare, cost, evaluate, generate, gpu, papers, probe, train, verdict
 from experiments.jobs import list as list_job
-from experiments.runs.folders import RunFailed, RunPaused
-from experiments.system import os_errors
+from experiments.runs import RunFailed, RunPaused
+from experiments.system import machine
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError
@@ -58,9 +56,8 @@ def test_help_and_lists(lab: Lab, monkeypatch):
 def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
     """Jobs of run.py: what each asks of analysis, with which settings, and what it prints."""
     import analysis
-    from analysis import ResultsError
-    from analysis.block_verdict import verdict_page
-    from analysis.publishing import publish as publishing
+    from analysis import ResultsError, publishing
+    from analysis.verdict_page import page as verdict_page
 
     made = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
     log: list[str] = []
@@ -255,11 +252,11 @@ def test_errors_of_the_system():
             errno.ELOOP,
             errno.EIO,
         ):
-            yield f"{errno.errorcode[number]}: {os_errors.explain(OSError(number, 'said', 'file'))}"
-        yield os_errors.explain(OSError(errno.EIO, "said", "first", None, "second"))
-        yield os_errors.explain(OSError("only words"))
-        yield os_errors.explain(OSError())
-        yield repr(os_errors.one_line("a\n b\t\x1b[31mc  é\0"))
+            yield f"{errno.errorcode[number]}: {machine.explain(OSError(number, 'said', 'file'))}"
+        yield machine.explain(OSError(errno.EIO, "said", "first", None, "second"))
+        yield machine.explain(OSError("only words"))
+        yield machine.explain(OSError())
+        yield repr(machine.one_line("a\n b\t\x1b[31mc  é\0"))
 
     check(RECORDED / "system_errors.txt", lines())
 
@@ -427,7 +424,7 @@ def test_a_killed_worker_of_the_probes_costs_its_run_and_no_other(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(probe, "ProcessPoolExecutor", Workers)
-    monkeypatch.setattr(probe.interrupts, "blocked", contextlib.nullcontext)
+    monkeypatch.setattr(probe.signals, "blocked", contextlib.nullcontext)
     found = probe._attempts([Path("one"), Path("two")], tiny_config(sweep__workers=9))
     assert sorted((run.name, problem, made) for run, problem, made in found) == [
         ("one", "", ["measures"]),
@@ -562,7 +559,7 @@ def test_words_of_smaller_jobs(tmp_path: Path, monkeypatch):
                 }
             },
         }
-        from experiments.runs.folders import RunFolder
+        from experiments.runs import RunFolder
 
         folder = RunFolder(tmp_path / "one")
         folder.finish(summary)

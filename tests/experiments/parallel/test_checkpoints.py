@@ -13,7 +13,7 @@ from support.program import differences
 import zoo
 from experiments.parallel.checkpoint import save
 from zoo.errors import UserError
-from zoo.sharded_files import INDEX, read_whole
+from zoo.files import INDEX, read_whole
 
 pytestmark = pytest.mark.xdist_group("checkpoints")  # or every test process makes its own
 MODEL = "orthgsa"  # with a scalar parameter, rows that two does not divide, groups and schedules

@@ -10,7 +10,7 @@ from support.task_lab import TaskLab
 
 from experiments.planning.checks import check_config
 from experiments.planning.plan import plan
-from experiments.runs.folders import RunFolder
+from experiments.runs import RunFolder
 from zoo.errors import UserError
 
 MODEL = ["model=transformer", "model.pattern=KF", "model.depth=2", "trainer.log_every=1"]

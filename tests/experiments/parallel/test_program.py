@@ -13,8 +13,8 @@ from support.program import Lab, Process, assert_same_run, differences, steady_r
 
 from experiments.planning.checks import check_config
 from experiments.planning.plan import plan
-from experiments.runs.folders import FAILURE, RunFolder, read_metrics
-from zoo.sharded_files import read_rest, read_whole
+from experiments.runs import FAILURE, RunFolder, read_metrics
+from zoo.files import read_rest, read_whole
 
 STEP = ["trainer.accumulate=2"]
 TWO = [*STEP, "trainer.devices=2"]

@@ -10,7 +10,7 @@ from support.ranks import on_ranks
 
 from experiments.data import Split
 from experiments.parallel import group
-from experiments.parallel.scoring import by_shards
+from experiments.parallel.group import by_shards
 from experiments.scoring.text import score_split
 from zoo.config import ModelConfig
 from zoo.context import Context

@@ -16,7 +16,7 @@ from experiments.parallel import sharded
 from experiments.parallel.checkpoint import fill, has_shards, read, save
 from experiments.parallel.sharded import is_sharded, shard, whole
 from zoo import LanguageModel, ModelConfig
-from zoo.sharded_files import INDEX
+from zoo.files import INDEX
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import experiments.planning.plan
 import zoo.config
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet, resolve_task
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE
 from experiments.planning.plan import as_format_1, identify, plan, recorded_config, run_name
 from zoo import ModelConfig, registry
 from zoo.options import added

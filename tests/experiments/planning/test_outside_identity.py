@@ -13,9 +13,16 @@ import pytest
 from support.steady import changed, refusal, tiny_config
 
 from experiments.configuration.schema import Config, TrainerConfig
-from experiments.planning.outside_identity import leaves, refuse_lost_values, tell_other_settings
-from experiments.planning.plan import TRAINER_KEYS, Plan, identify, run_name
-from experiments.runs.folders import RunFolder
+from experiments.planning.plan import (
+    TRAINER_KEYS,
+    Plan,
+    identify,
+    leaves,
+    refuse_lost_values,
+    run_name,
+    tell_other_settings,
+)
+from experiments.runs import RunFolder
 from zoo.errors import UserError
 from zoo.model import letters_of
 

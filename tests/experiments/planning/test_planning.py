@@ -16,8 +16,8 @@ from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import meta_model, resolve_steps
 from experiments.planning.plan import plan, run_name
-from experiments.sweeps.display import cell_names
-from experiments.system.paths import CONF
+from experiments.sweep import cell_names
+from experiments.system.machine import CONF
 from zoo import cost
 from zoo.config import LAYOUTS
 

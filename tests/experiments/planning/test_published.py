@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from support.program import ROOT, Lab
 
-from analysis import load_results
-from analysis.comparing.task_levels import LEVELS
-from analysis.publishing import configurations, provenance
-from analysis.publishing.publish import missing_parts
+from analysis import load_results, publishing
+from analysis.comparing.verdicts import LEVELS
+from analysis.publishing import missing_parts
 from experiments.data.config import DataConfig
 from experiments.data.task_set import TaskSet
 from experiments.planning.plan import as_format_1, identify, recorded_config, run_name
@@ -32,7 +31,7 @@ def test_there_are_studies_and_nothing_else_in_folders():
 
 @functools.cache
 def parts(study: Path):
-    return (*configurations.read(study), load_results(study).runs)
+    return (*publishing.read_configurations(study), load_results(study).runs)
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
@@ -102,7 +101,7 @@ def figures_of(study: Path) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
 def test_every_figure_of_a_study_is_there_or_said_to_be_drawn_again(study):
     kept, rest = figures_of(study)
-    asked = re.search(r"figures=\[([\w,]*)\]", provenance.read(study).command)
+    asked = re.search(r"figures=\[([\w,]*)\]", publishing.read_provenance(study).command)
     assert kept | rest == set(asked[1].split(",") if asked else ())
     assert not kept & rest
     assert len(kept) <= 3

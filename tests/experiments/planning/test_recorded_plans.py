@@ -12,21 +12,21 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
-from experiments.configuration.compose import architectures
-from experiments.configuration.learning_rates import studied_rate
+from experiments.configuration.compose import architectures, studied_rate
 from experiments.costs.model_costs import derive_costs, resolve_steps
 from experiments.planning import checks
 from experiments.planning.plan import (
     apply_match,
     as_format_1,
     block_files,
+    from_record,
     identify,
     plan,
     recorded_config,
     run_name,
     tell_changed,
+    to_record,
 )
-from experiments.planning.plan_records import from_record, to_record
 from zoo.errors import UserError
 from zoo.model import letters_of
 

@@ -15,7 +15,7 @@ from support.program import Lab
 import zoo
 from analysis import load_results
 from zoo.probes import Measure
-from zoo.probes.probe_row import row
+from zoo.probes.measure import row
 
 pytestmark = pytest.mark.slow
 

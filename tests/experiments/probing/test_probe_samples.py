@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from experiments.configuration.schema import ProbeConfig
-from experiments.probing.samples import samples
+from experiments.probing.held_out import samples
 
 
 def test_a_prompt_begins_a_document():
@@ -29,7 +29,9 @@ def test_a_prompt_begins_a_document():
 def test_the_speed_is_of_all_tokens_that_the_model_reads(monkeypatch):
     """Those of the prompt with its separator, and those written but for the last, in the seconds of both."""
     ticks = iter([10.0, 12.0])
-    monkeypatch.setattr("experiments.probing.samples.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(
+        "experiments.probing.held_out.time", SimpleNamespace(perf_counter=lambda: next(ticks))
+    )
     monkeypatch.setattr("zoo.generate", lambda *_, **__: iter([3, 4, 5]))
     tokenizer = SimpleNamespace(bos_id=7, encode=lambda text: [1, 2], decode=str)
     model = SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1)))

@@ -16,12 +16,12 @@ from support.steady import pretended_machine
 from torch import nn
 
 import zoo
-from analysis.loading.probe_tables import TABLES, columns_of
+from analysis.loading.results import TABLES, columns_of
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import DataConfig, Split
-from experiments.data.task_registry import IGNORE
-from experiments.data.tokenizer_kinds import TOKENIZERS
-from experiments.probing import per_token, probe_run, probe_tables
+from experiments.data.tasks_base import IGNORE
+from experiments.data.tokenizers import TOKENIZERS
+from experiments.probing import per_token, probe_run
 from experiments.probing.held_out import (
     average_rows,
     document_start,
@@ -29,9 +29,9 @@ from experiments.probing.held_out import (
     loss_by_position,
     position_buckets,
 )
+from experiments.probing.per_token import answer_attention
 from experiments.probing.probe_run import _make_tables
-from experiments.probing.task_sequences import answer_attention
-from experiments.runs.load_run import LoadedRun
+from experiments.runs import LoadedRun
 from zoo.errors import UserError
 from zoo.probes import Row, all_measures
 
@@ -97,7 +97,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
 
 def test_routes_hold_every_choice_with_its_probability():
     tokens = [3, 1, 4, 10]
-    rows = per_token.routes(Showing(), torch.tensor([tokens]))
+    rows = per_token.routes_of(Showing(), torch.tensor([tokens]))
     assert sorted(rows) == sorted(
         (
             2,
@@ -132,7 +132,7 @@ def test_hypergraph_has_one_choice_and_five_alternatives():
         zoo.ModelConfig(pattern="S", depth=1, d_model=8, n_heads=2), vocab_size=VOCAB, seq_len=16
     )
     tokens = torch.arange(9)[None]
-    first, others = per_token.routes(model, tokens), per_token.alternatives(model, tokens)
+    first, others = per_token.routes_of(model, tokens), per_token.alternatives(model, tokens)
     assert (len(first), len(others)) == (2 * 9, 2 * 9 * 5)
     for head, position in itertools.product((0, 1), range(9)):
         mine = sorted(row[5:] for row in first + others if row[3:5] == (head, position))
@@ -211,7 +211,7 @@ def test_loads_are_of_every_token_of_the_split_that_is_asked_for(monkeypatch, tm
     text = torch.from_numpy(splits["test"].tokens.astype(np.int64))
     counted: Counter = Counter()
     for start in range(0, 71, 16):
-        for _, _, _, head, _, _, choice, _ in per_token.routes(run.model, text[None, start : start + 16]):
+        for _, _, _, head, _, _, choice, _ in per_token.routes_of(run.model, text[None, start : start + 16]):
             counted[head, choice] += 1
     assert sum(counted.values()) == 2 * 71
     listed: Counter = Counter()
@@ -238,7 +238,7 @@ def test_a_given_sentence_is_read_after_the_separator_and_named(monkeypatch, tmp
     ids = [run.tokenizer.bos_id, *run.tokenizer.encode("The lazy dog")]
     assert [row[1] for row in tables["sentence"]] == ids
     assert {row[3] for row in tables["sentence"]} == {"The lazy dog"}
-    assert tables["routes"] == per_token.routes(run.model, torch.tensor([ids]))
+    assert tables["routes"] == per_token.routes_of(run.model, torch.tensor([ids]))
     held_out, splits, _ = tables_of_random_text(monkeypatch, tmp_path, {"validation": 100})
     assert {row[3] for row in held_out["sentence"]} == {None}
     assert [row[1] for row in held_out["sentence"]] == splits["validation"].tokens[:4].tolist()
@@ -332,25 +332,25 @@ def test_the_sentence_starts_a_document():
 def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     types = {pa.int64(): "Int64", pa.float64(): "float64", pa.string(): "str"}
     assert {
-        name: [(f.name, types[f.type]) for f in schema] for name, schema in probe_tables.SCHEMAS.items()
+        name: [(f.name, types[f.type]) for f in schema] for name, schema in probe_run.SCHEMAS.items()
     } == {name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()}
     rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7, "validation")]
     for content in (rows, []):
-        probe_tables.write(tmp_path, "measures", content)
-        assert probe_tables.read(tmp_path, "measures") == content
-    path = probe_tables.file(tmp_path, "measures")
+        probe_run.write(tmp_path, "measures", content)
+        assert probe_run.read(tmp_path, "measures") == content
+    path = probe_run.file(tmp_path, "measures")
     assert columns_of(path, "measures") == TABLES["measures"], "the file carries the same units and meanings"
     assert pq.read_schema(path).field("step").metadata[b"unit"] == b"steps"
 
 
 def test_tables_of_before_a_column_are_read_without_it(tmp_path):
-    probe_tables.write(tmp_path, "sentence", [(0, 5, "The", "The end"), (1, 6, " end", "The end")])
-    path = probe_tables.file(tmp_path, "sentence")
+    probe_run.write(tmp_path, "sentence", [(0, 5, "The", "The end"), (1, 6, " end", "The end")])
+    path = probe_run.file(tmp_path, "sentence")
     pq.write_table(pq.read_table(path).drop_columns("given"), path)
-    assert probe_tables.read(tmp_path, "sentence") == [(0, 5, "The", None), (1, 6, " end", None)]
+    assert probe_run.read(tmp_path, "sentence") == [(0, 5, "The", None), (1, 6, " end", None)]
     pq.write_table(pq.read_table(path).drop_columns("text"), path)
     with pytest.raises(KeyError):
-        probe_tables.read(tmp_path, "sentence")
+        probe_run.read(tmp_path, "sentence")
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def probed(tmp_path, monkeypatch):
     monkeypatch.setattr(probe_run, "task_of", lambda place: None)
     monkeypatch.setattr(probe_run, "load_run", lambda *_, **_how: loaded)
     monkeypatch.setattr(probe_run, "load_corpus", lambda *_: SimpleNamespace(splits={}))
-    monkeypatch.setattr(probe_run.saved_weights, "find", lambda run, at: (run, 4))
+    monkeypatch.setattr(probe_run.runs, "find", lambda run, at: (run, 4))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
     def probe(**tables):
@@ -381,28 +381,28 @@ def test_weights_of_another_step_are_probed_again(probed, monkeypatch):
     """A run that was trained on, or again, may have its best weights elsewhere."""
     run = probed(sentence=[SENTENCE])
     assert probe_run.is_probed(run, ProbeConfig())
-    monkeypatch.setattr(probe_run.saved_weights, "find", lambda run, at: (run, 5))
+    monkeypatch.setattr(probe_run.runs, "find", lambda run, at: (run, 5))
     assert not probe_run.is_probed(run, ProbeConfig())
 
 
 def test_a_table_that_a_later_pass_has_no_rows_for_goes(probed):
     run = probed(sentence=[SENTENCE], routes=[ROUTE])
-    assert probe_tables.file(run, "routes").is_file()
+    assert probe_run.file(run, "routes").is_file()
     probed(sentence=[SENTENCE], routes=[])
-    assert not probe_tables.file(run, "routes").exists()
+    assert not probe_run.file(run, "routes").exists()
     assert probe_run.is_probed(run, ProbeConfig())
 
 
 def test_a_pass_that_ended_amid_its_tables_leaves_no_record_of_them(probed, monkeypatch):
     run = probed(sentence=[SENTENCE], routes=[ROUTE])
-    whole, written = probe_tables.write, []
+    whole, written = probe_run.write, []
 
     def write(run, name, rows):
         if written:
             raise OSError("no room")
         written.append(whole(run, name, rows))
 
-    monkeypatch.setattr(probe_tables, "write", write)
+    monkeypatch.setattr(probe_run, "write", write)
     with pytest.raises(OSError, match="no room"):
         probed(sentence=[SENTENCE], routes=[ROUTE])
     assert not probe_run.is_probed(run, ProbeConfig())

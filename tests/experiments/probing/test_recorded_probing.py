@@ -13,20 +13,11 @@ import torch
 from support.recorded import check, flat
 from support.steady import changed, masked, refusal, set_by_formula, tiny_config
 
+from experiments import runs
 from experiments.configuration.schema import ProbeConfig
 from experiments.data import Split, TaskSet, resolve_task
-from experiments.probing import (
-    find_runs,
-    held_out,
-    per_token,
-    probe_run,
-    probe_tables,
-    rank_message,
-    routing_text,
-    task_sequences,
-)
-from experiments.probing.sentence import probed_sentence
-from experiments.runs import saved_weights
+from experiments.probing import held_out, per_token, probe_run
+from experiments.probing.held_out import probed_sentence
 from zoo import LanguageModel
 from zoo.errors import UserError
 from zoo.probes import Row
@@ -65,8 +56,8 @@ def test_windows_and_buckets():
             {"routing_tokens": 17, "batch_size": 1},
         ):
             asked = changed(ProbeConfig(), **probe)
-            found = routing_text.batches({"validation": SPLIT, "test": SPLIT}, asked, 16)
-            yield f"{probe}: {routing_text.split_name(asked)} {[tuple(x.shape) for x in found]}"
+            found = per_token.batches({"validation": SPLIT, "test": SPLIT}, asked, 16)
+            yield f"{probe}: {per_token.split_name(asked)} {[tuple(x.shape) for x in found]}"
         loaded = SimpleNamespace(
             tokenizer=SimpleNamespace(bos_id=0, encode=lambda words: [1] * len(words)),
             model=SimpleNamespace(seq_len=16),
@@ -94,7 +85,7 @@ def test_what_is_measured_of_tokens():
         sentence = tokens[:, :6]
         yield from flat([tuple(row) for row in per_token.attention_maps(plain, sentence)[:40]], "maps")
         for model in (routed, experts):
-            yield from flat([tuple(row) for row in per_token.routes(model, sentence)], "routes")
+            yield from flat([tuple(row) for row in per_token.routes_of(model, sentence)], "routes")
             yield from flat(
                 [tuple(row) for row in per_token.alternatives(model, sentence)[:20]], "alternatives"
             )
@@ -110,7 +101,7 @@ def test_what_is_measured_of_tokens():
         data.tasks.mqar.length, data.tasks.mqar.pairs, data.tasks.mqar.vocab = 16, 2, 20
         made = TaskSet(data)
         probe = changed(ProbeConfig(), windows=3, batch_size=2, routing_tokens=40)
-        tables = task_sequences.task_tables(routed, made, probe, 7)
+        tables = per_token.task_tables(routed, made, probe, 7)
         yield f"{[(name, len(rows)) for name, rows in tables.items()]}"
         yield (
             f"sentence {tables['sentence'][:4]} step {tables['measures'][0][0]} "
@@ -119,7 +110,7 @@ def test_what_is_measured_of_tokens():
         for row in tables["measures"]:
             if row[8].startswith("answer"):
                 yield "; ".join(map(str, row[1:9])) + f": {row[9]:.6f} {row[10]}"
-        yield refusal(task_sequences.task_tables, plain, made, changed(probe, sentence="x"), 1)
+        yield refusal(per_token.task_tables, plain, made, changed(probe, sentence="x"), 1)
 
     check(RECORDED / "tokens.txt", lines(), relative=1e-3, absolute=1e-5)
 
@@ -128,19 +119,18 @@ def test_tables_and_their_records(tmp_path: Path):
     """Columns with units and meanings; rows read back; whether a run is probed as asked; ranks in words."""
 
     def lines() -> Iterator[str]:
-        for name, schema in probe_tables.SCHEMAS.items():
+        for name, schema in probe_run.SCHEMAS.items():
             for field in schema:
                 about = {k.decode(): v.decode() for k, v in field.metadata.items()}
                 yield f"{name}.{field.name} {field.type} [{about['unit']}] {about['meaning']}"
         rows = [(5, 0, "mixer", "a", None, "", None, None, "m", 0.5, 3, "validation")]
-        probe_tables.write(tmp_path, "measures", rows)
-        probe_tables.write(tmp_path, "samples", [])
+        probe_run.write(tmp_path, "measures", rows)
+        probe_run.write(tmp_path, "samples", [])
         yield (
-            f"{probe_tables.read(tmp_path, 'measures')} {probe_tables.read(tmp_path, 'samples')} "
-            f"{probe_tables._LATER}"
+            f"{probe_run.read(tmp_path, 'measures')} {probe_run.read(tmp_path, 'samples')} {probe_run._LATER}"
         )
         (tmp_path / "probes" / ".x.partial").touch()
-        probe_tables.remove_partials(tmp_path)
+        probe_run.remove_partials(tmp_path)
         yield f"{sorted(path.name for path in (tmp_path / 'probes').iterdir())}"
         probe = ProbeConfig()
         for at in ("best", "last"):
@@ -149,10 +139,10 @@ def test_tables_and_their_records(tmp_path: Path):
             (5, 1, "", "", None, "rank", float(r), float(r + 1), "stream_energy", value, 9, "validation")
             for r, value in enumerate((0.7, 0.2, 0.08, 0.02))
         ]
-        probe_tables.write(tmp_path, "measures", energies)
+        probe_run.write(tmp_path, "measures", energies)
         yield (
-            f"{[rank_message.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} "
-            f"{rank_message.stream_rank(tmp_path / 'no', 0.9)!r}"
+            f"{[probe_run.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} "
+            f"{probe_run.stream_rank(tmp_path / 'no', 0.9)!r}"
         )
         (tmp_path / "config.yaml").write_text("probe: {at: last}\n")
         yield (
@@ -198,8 +188,8 @@ def test_finding_runs_and_weights(tmp_path: Path):
             config = changed(
                 tiny_config(), **{k: str(tmp_path / v) if k != "name" else v for k, v in keys.items()}
             )
-            yield f"{keys}: {refusal(find_runs.find_runs, config)}".replace(str(tmp_path), "<place>")
-        yield find_runs.run_title(whole)
+            yield f"{keys}: {refusal(probe_run.find_runs, config)}".replace(str(tmp_path), "<place>")
+        yield probe_run.run_title(whole)
         for step in (3, 9, 0):
             (whole / "checkpoints").mkdir(exist_ok=True)
             (whole / "checkpoints" / f"step-{step:08d}.ckpt").touch()
@@ -208,12 +198,12 @@ def test_finding_runs_and_weights(tmp_path: Path):
         (folder / "model.safetensors").touch()
         for card in ({}, {"step": 4}):
             (whole / "model.json").write_text(json.dumps(card))
-            yield f"{card}: {[(step, path.name) for step, path in saved_weights.available(whole).items()]}"
+            yield f"{card}: {[(step, path.name) for step, path in runs.available(whole).items()]}"
             for at in ("best", "last", "3", "5", "6", "7"):
-                yield f"  {at}: {refusal(saved_weights.find, whole, at)}".replace(str(tmp_path), "<place>")
+                yield f"  {at}: {refusal(runs.find, whole, at)}".replace(str(tmp_path), "<place>")
         for at in (None, "best", "last", "1", "01", "-1", "x", "0"):
-            yield f"{at}: {refusal(saved_weights.check, at)}"
-        yield f"{saved_weights.step_folder(Path('run'), 7)}"
+            yield f"{at}: {refusal(runs.check, at)}"
+        yield f"{runs.step_folder(Path('run'), 7)}"
 
     check(RECORDED / "runs.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
 

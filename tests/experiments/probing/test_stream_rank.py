@@ -8,13 +8,11 @@ from support.contract_cases import build, tokens
 
 from experiments.configuration.schema import ProbeConfig
 from experiments.planning.checks import check_probe
-from experiments.probing import probe_tables
-from experiments.probing.probe_run import settings
-from experiments.probing.rank_message import stream_rank
+from experiments.probing import probe_run
+from experiments.probing.probe_run import settings, stream_rank
 from zoo import ModelConfig, UserError
 from zoo.probes import probe_model
-from zoo.probes.probe_row import Row
-from zoo.probes.stream_rank import smallest_rank
+from zoo.probes.measure import Row, smallest_rank
 
 
 def energies(layer: int, *values: float, part: str = "mixer") -> list[Row]:
@@ -56,7 +54,7 @@ def test_streams_that_were_carried_as_one_have_rank_one():
 
 
 def test_a_probed_run_says_it(tmp_path: Path):
-    probe_tables.write(tmp_path, "measures", [(10, *row, "validation") for row in energies(1, 0.95, 1.0)])
+    probe_run.write(tmp_path, "measures", [(10, *row, "validation") for row in energies(1, 0.95, 1.0)])
     assert (
         stream_rank(tmp_path, 0.99) == "0.99 of the energy of its 2 streams between layers is in 2 directions"
     )

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from support.program import Lab, Outcome
 
-from experiments.runs.folders import RunFolder
+from experiments.runs import RunFolder
 
 
 @pytest.fixture

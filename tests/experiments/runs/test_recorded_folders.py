@@ -14,11 +14,10 @@ import torch
 from support.recorded import check, flat
 from support.steady import files_in, masked, refusal, said, set_by_formula, tiny_config
 
+from experiments import runs
+from experiments import runs as load_run_module
 from experiments.data import DataConfig
-from experiments.runs import folders
-from experiments.runs import load_run as load_run_module
-from experiments.runs.folders import RunFolder
-from experiments.runs.load_run import LoadedRun, load_corpus, load_run, recorded_data
+from experiments.runs import LoadedRun, RunFolder, load_corpus, load_run, recorded_data
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError
@@ -69,25 +68,25 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
         (run.path / "summary.json").symlink_to(tmp_path / "elsewhere")
         yield state()
         for place in ("summary.json", "config.yaml"):
-            yield f"{refusal(folders.refuse_link, run.path / place)}"
+            yield f"{refusal(runs.refuse_link, run.path / place)}"
         yield f"{refusal(run.begin, '', {}, {})}"
         for inside in ("checkpoints", "weights/a", "probes"):
             other = RunFolder(tmp_path / f"links-{inside.partition('/')[0]}")
             (other.path / inside).mkdir(parents=True)
             (other.path / inside / "link").symlink_to(tmp_path)
-            yield f"{inside}: {refusal(folders.refuse_links, other.path)}"
+            yield f"{inside}: {refusal(runs.refuse_links, other.path)}"
         (tmp_path / "linked").symlink_to(tmp_path / "study")
         yield f"{refusal(RunFolder(tmp_path / 'linked').locked().__enter__)}"
         places = [tmp_path / place for place in ("study/abc", "linked", "other", "study/../x")]
-        yield f"{[folders.resolves_outside(place, tmp_path / 'study') for place in places]}"
+        yield f"{[runs.resolves_outside(place, tmp_path / 'study') for place in places]}"
         for one_machine in (True, False):
-            monkeypatch.setattr(folders.locks, "is_of_one_machine", lambda path, one=one_machine: one)
+            monkeypatch.setattr(runs.locks, "is_of_one_machine", lambda path, one=one_machine: one)
             held = RunFolder(tmp_path / f"lock{one_machine}" / "run")
             with held.locked():
                 yield f"{one_machine}: {files_in(tmp_path / f'lock{one_machine}')}"
-        yield f"{folders.NOT_EXPERIMENTS} {issubclass(folders.RunPaused, folders.RunFailed)}"
+        yield f"{runs.NOT_EXPERIMENTS} {issubclass(runs.RunPaused, runs.RunFailed)}"
         with said() as printed, held.locked():
-            import experiments.system.preemption as preemption
+            import experiments.system.signals as preemption
 
             preemption._received.append(15)
             try:
@@ -105,7 +104,7 @@ def test_a_failure_that_cannot_be_recorded_is_not_hidden_by_another(tmp_path: Pa
     def full(path: Path, values: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folders, "write_json", full)
+    monkeypatch.setattr(runs, "write_json", full)
     RunFolder(tmp_path).fail(ValueError("the run's own"))
     assert list(tmp_path.iterdir()) == []
 
@@ -153,7 +152,7 @@ def test_failures_as_records():
     try:
         raise UserError("said")
     except UserError as error:
-        found = folders.failure_record(error)
+        found = runs.failure_record(error)
     found["traceback"] = found["traceback"].splitlines()[-1]
     check(RECORDED / "failure.txt", masked(list(flat(json.loads(json.dumps(found)))), {}))
 

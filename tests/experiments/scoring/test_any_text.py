@@ -20,9 +20,8 @@ from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
 from experiments.data.scoring_text import _tokenised, read_splits
 from experiments.data.sources import Document
-from experiments.data.tokenizer_kinds import train
-from experiments.runs.folders import RunFolder
-from experiments.runs.load_run import LoadedRun
+from experiments.data.tokenizers import train
+from experiments.runs import LoadedRun, RunFolder
 from experiments.scoring import evaluate as evaluation
 from experiments.scoring.text import score_split
 from zoo.errors import UserError

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from support.program import Lab
 
-from experiments.costs import decode_memory
+from experiments.costs import model_costs
 from experiments.data import Split
-from experiments.scoring.carried_state import score_carried
-from experiments.scoring.text import score_split
+from experiments.scoring.text import score_carried, score_split
 from zoo import LanguageModel, ModelConfig, UserError, cost
 from zoo.model import on_meta
 
@@ -99,7 +98,7 @@ def test_precision_and_mode_are_those_of_windows(precision: str):
 
 
 def test_a_cache_larger_than_the_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 1000)
+    monkeypatch.setattr(model_costs, "_free_memory", lambda device: 1000)
     with pytest.raises(
         UserError, match=r"decode state of 30 tokens \(1 at once\) takes .*evaluate.carry=false"
     ):
@@ -110,7 +109,7 @@ def test_the_documents_of_a_batch_have_their_caches_at_the_same_time(monkeypatch
     """Memory for one and a half of them is enough for one after the other."""
     model, split = build("F"), split_of(30, 30)
     one = cost.state_bytes(on_meta(model.config, vocab_size=VOCAB, seq_len=T), 31)
-    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: one * 3 // 2)
+    monkeypatch.setattr(model_costs, "_free_memory", lambda device: one * 3 // 2)
     score_carried(model, split, batch_size=1, document_bos=BOS)
     with pytest.raises(UserError, match=r"\(2 at once\)"):
         score_carried(model, split, batch_size=2, document_bos=BOS)
@@ -141,7 +140,7 @@ def test_job_evaluate_carries_by_option(finished: Lab):
 def test_memory_that_a_gpu_has_not_is_told_and_other_errors_stay_what_they_are():
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     for error in (full, MemoryError("no room"), RuntimeError("can't allocate memory: 8 bytes")):
-        with pytest.raises(UserError, match="a remedy"), decode_memory.explaining_memory("a remedy"):
+        with pytest.raises(UserError, match="a remedy"), model_costs.explaining_memory("a remedy"):
             raise error
-    with pytest.raises(RuntimeError, match="shapes differ"), decode_memory.explaining_memory("a remedy"):
+    with pytest.raises(RuntimeError, match="shapes differ"), model_costs.explaining_memory("a remedy"):
         raise RuntimeError("shapes differ")

@@ -11,8 +11,7 @@ import torch
 
 from experiments.configuration.schema import Config
 from experiments.data import Split
-from experiments.scoring.documents import by_document, write_documents
-from experiments.scoring.text import score_split
+from experiments.scoring.text import by_document, score_split, write_documents
 from experiments.training import train as training
 from zoo import LanguageModel, ModelConfig
 

@@ -13,8 +13,7 @@ from support.program import Lab, write_text
 
 from experiments import data
 from experiments.data import DataConfig, Split
-from experiments.runs.folders import RunFolder
-from experiments.runs.load_run import LoadedRun, load_corpus
+from experiments.runs import LoadedRun, RunFolder, load_corpus
 from experiments.scoring.text import score_split
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict

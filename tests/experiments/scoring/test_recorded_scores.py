@@ -16,13 +16,12 @@ from support.steady import changed, refusal, set_by_formula, tiny_config
 
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import Sequences, Split, TaskSet, resolve_task
-from experiments.data.task_registry import IGNORE
-from experiments.runs.split_table import write_splits
-from experiments.scoring import carried_state, evaluate_task, text
-from experiments.scoring.documents import by_document, write_documents
-from experiments.scoring.evaluate import _is_own, check_evaluate
-from experiments.scoring.evaluate_task import _check_words, with_options
+from experiments.data.tasks_base import IGNORE
+from experiments.runs import write_splits
+from experiments.scoring import evaluate, text
+from experiments.scoring.evaluate import _check_words, _is_own, check_evaluate, with_options
 from experiments.scoring.tasks import TaskScore, accuracies, score_sequences, write_answers
+from experiments.scoring.text import by_document, write_documents
 from zoo import LanguageModel
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -57,10 +56,10 @@ def test_scores_of_a_split():
                 {"batch_size": 1, "document_bos": 0},
             ):
                 told = []
-                score = carried_state.score_carried(model, SPLIT, progress=told.append, **keys)
+                score = text.score_carried(model, SPLIT, progress=told.append, **keys)
                 yield f"{pattern} carried {keys}: {told}"
                 yield from flat(score.metrics(), "  ")
-        yield f"sequences {carried_state._sequences(TOKENS, None)} {carried_state._sequences(TOKENS, 0)}"
+        yield f"sequences {text._sequences(TOKENS, None)} {text._sequences(TOKENS, 0)}"
         windows = [(torch.arange(n), torch.arange(n), n // 2) for n in (4, 4, 4, 2, 2, 4)]
         yield (
             f"batches {[(len(x), x.shape[1], keep.sum().item()) for x, _, keep in text._batched(windows, 2)]}"
@@ -137,9 +136,9 @@ def test_which_sequences_of_a_task_are_scored(monkeypatch):
         scored.append(f"{model} {sequences.tokens.shape} {options}")
         return SimpleNamespace(metrics=lambda: {"loss": 1.0})
 
-    monkeypatch.setattr(evaluate_task, "score_sequences", score)
-    monkeypatch.setattr(evaluate_task, "task_of", lambda run: data)
-    monkeypatch.setattr(evaluate_task, "load_model", lambda run, *_, **_how: f"model of {run}")
+    monkeypatch.setattr(evaluate, "score_sequences", score)
+    monkeypatch.setattr(evaluate, "task_of", lambda run: data)
+    monkeypatch.setattr(evaluate, "load_model", lambda run, *_, **_how: f"model of {run}")
 
     def lines() -> Iterator[str]:
         for keys in (
@@ -152,7 +151,7 @@ def test_which_sequences_of_a_task_are_scored(monkeypatch):
             options, told = changed(EvaluateConfig(), **keys), []
             asked = with_options(data, {"length": 40}) if "batch_size" in keys else data
             scored.clear()
-            found = evaluate_task.task_scores(
+            found = evaluate.task_scores(
                 "run",
                 asked,
                 options,

@@ -11,11 +11,11 @@ from support.program import write_text
 from support.recorded import check
 from support.steady import changed, forget_texts, masked, refusal, said, tiny_config
 
+from experiments import sweep
 from experiments.configuration.compose import architectures
-from experiments.engines.interface import FAILED, PAUSED, Engine, State
+from experiments.engines.engine import FAILED, PAUSED, Engine, State
 from experiments.planning.plan import plan
-from experiments.sweeps import display, sweep
-from experiments.sweeps.sweep import run_sweep
+from experiments.sweep import run_sweep
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -186,7 +186,7 @@ def test_names_of_cells(place: Path):
             ],
         ):
             plans = [plan(config) for config in configs]
-            yield f"{list(display.cell_names(plans).values())} {list(display.model_names(plans).values())}"
+            yield f"{list(sweep.cell_names(plans).values())} {list(sweep.model_names(plans).values())}"
 
     check(RECORDED / "names.txt", lines())
 
@@ -194,8 +194,8 @@ def test_names_of_cells(place: Path):
 def test_when_a_bar_is_drawn(monkeypatch):
     """Not more often than its interval, but for the end of a cell; it shows what every worker does."""
     clock, drawn = [100.0], []
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
-    shown = display.SweepDisplay({"a": "A", "b": "B"}, show_bar=False)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    shown = sweep.SweepDisplay({"a": "A", "b": "B"}, show_bar=False)
     shown.interval = 10.0
     shown.bar = SimpleNamespace(
         n=0,
@@ -223,7 +223,7 @@ def test_shares_of_a_bar():
     """Training is 85 % of a cell, and so is what comes after it once it has begun."""
 
     def lines() -> Iterator[str]:
-        shown = display.SweepDisplay({"a": "A", "b": "B"}, show_bar=False)
+        shown = sweep.SweepDisplay({"a": "A", "b": "B"}, show_bar=False)
         cell, other = SimpleNamespace(run="a"), SimpleNamespace(run="b")
         for what, share in (
             ("starting", 0.0),

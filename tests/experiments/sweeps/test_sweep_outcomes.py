@@ -12,15 +12,13 @@ from unittest import mock
 import pytest
 from support.program import Lab
 
+from experiments import sweep
 from experiments.configuration.schema import Config
 from experiments.engines import pool
-from experiments.engines.exits import exit_reason
-from experiments.engines.interface import State
+from experiments.engines.engine import State, exit_reason
 from experiments.engines.pool import Pool
 from experiments.planning.plan import Plan, plan
-from experiments.sweeps import sweep
-from experiments.sweeps.display import cell_names
-from experiments.sweeps.sweep import Sweep
+from experiments.sweep import Sweep, cell_names
 from zoo.errors import UserError
 
 

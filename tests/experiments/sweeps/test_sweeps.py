@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.program import Lab, Outcome, Process
 
-from experiments.runs.folders import RunFolder, read_metrics
+from experiments.runs import RunFolder, read_metrics
 
 pytestmark = pytest.mark.slow
 CELL = ["model=transformer", "trainer.max_steps=60", "trainer.log_every=1", "trainer.val_every=30"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from support.program import Lab, Outcome
 
-from experiments.system import interrupts
+from experiments.system import signals
 
 # A module that takes long to load, and swallows what is raised in it as some do.
 SLOW = """
@@ -54,7 +54,7 @@ def assert_one_line(outcome: Outcome) -> None:
     said = [
         line for line in outcome.err.splitlines() if line and "%|" not in line and "notice: data." not in line
     ]
-    assert said == [f"error: {interrupts.INTERRUPTED}"], outcome
+    assert said == [f"error: {signals.INTERRUPTED}"], outcome
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def assert_nobody_is_left(lab: Lab) -> None:
 def test_who_ignores_ctrl_c_goes_on_ignoring_it(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupts.loading():
+        with signals.loading():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        with interrupts.raising():
+        with signals.raising():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with interrupts.loading():
-            assert signal.getsignal(signal.SIGINT) is interrupts._exit
-            with interrupts.raising():
+        with signals.loading():
+            assert signal.getsignal(signal.SIGINT) is signals._exit
+            with signals.raising():
                 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -15,7 +15,7 @@ import pytest
 from support.held_lock import held_elsewhere
 from support.program import ROOT
 
-from experiments.system import preemption
+from experiments.system import signals
 from experiments.system.locks import Held, locked
 
 HOLDER = """
@@ -70,17 +70,15 @@ def test_a_killed_holder_frees_the_lock_and_who_waits_is_told(tmp_path: Path, ho
 def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
     tmp_path: Path, monkeypatch, nodes: bool
 ):
-    monkeypatch.setattr(preemption, "_received", [])
+    monkeypatch.setattr(signals, "_received", [])
     before = signal.getsignal(signal.SIGUSR2)
-    preemption.pause_on(signal.SIGUSR2)
+    signals.pause_on(signal.SIGUSR2)
     telling = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR2])
     try:
         with held_elsewhere(tmp_path / "lock", nodes=nodes):
             telling.start()
             with (
-                pytest.raises(
-                    preemption.Paused, match=r"room \(SIGUSR2\) while another process holds .*lock"
-                ),
+                pytest.raises(signals.Paused, match=r"room \(SIGUSR2\) while another process holds .*lock"),
                 locked(tmp_path / "lock", "waiting", nodes=nodes),
             ):
                 pytest.fail("entered what another one holds")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.program import ROOT
 
-from experiments.system import messages
+from experiments.system import processes
 
 
 def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
@@ -24,7 +24,7 @@ def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
     process = subprocess.Popen(
         f"{both[0]} & {both[1]}; wait", shell=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    heard = list(messages.parse(process.stdout, tmp_path))
+    heard = list(processes.parse(process.stdout, tmp_path))
     process.wait()
     assert sorted(message["record"]["traceback"] for message in heard) == ["a" * 50000, "b" * 50000]
 
@@ -34,19 +34,19 @@ def test_words_that_were_printed_before_a_message_come_before_it(monkeypatch):
     with os.fdopen(write, "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         print("words")
-        messages.tell(outcome="paused")
+        processes.tell(outcome="paused")
         monkeypatch.undo()
     with os.fdopen(read) as told:
-        assert told.read().startswith(f"words\n{messages.MARK}")
+        assert told.read().startswith(f"words\n{processes.MARK}")
 
 
 def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(
     capfd: pytest.CaptureFixture[str], tmp_path
 ):
-    messages.tell(outcome="paused", message="a\nb")
+    processes.tell(outcome="paused", message="a\nb")
     line = capfd.readouterr().out
     assert line.count("\n") == 1
-    assert list(messages.parse(["words\n", f"half {line}"], tmp_path)) == [
+    assert list(processes.parse(["words\n", f"half {line}"], tmp_path)) == [
         {"outcome": "paused", "message": "a\nb"}
     ]
     assert capfd.readouterr().out == "words\nhalf "

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from experiments.runs.folders import NODES, RunFolder
+from experiments.runs import NODES, RunFolder
 from experiments.system import locks
 from experiments.system.locks import Held, is_of_one_machine, locked
 

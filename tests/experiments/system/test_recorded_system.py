@@ -20,7 +20,7 @@ from support.recorded import check
 from support.steady import files_in, masked, refusal, said
 
 from experiments.parallel.group import check_devices, pick_device, pick_precision
-from experiments.system import interrupts, locks, machine, messages, paths, preemption, progress, torchrun
+from experiments.system import locks, machine, processes, signals, torchrun
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -28,8 +28,8 @@ RECORDED = Path(__file__).parent / "recorded"
 @pytest.fixture(autouse=True)
 def untold():
     yield
-    preemption._received.clear()
-    preemption._others.clear()
+    signals._received.clear()
+    signals._others.clear()
 
 
 def test_locks(tmp_path: Path, monkeypatch):
@@ -53,12 +53,12 @@ def test_locks(tmp_path: Path, monkeypatch):
                 path.unlink(missing_ok=True)
         monkeypatch.setattr(locks, "is_of_one_machine", lambda folder: True)
         with locks.locked(path, "waiting"), said() as printed:
-            preemption._received.append(signal.SIGTERM.value)
+            signals._received.append(signal.SIGTERM.value)
             yield refusal(
                 contextlib.ExitStack().enter_context,
                 locks.locked(path, "the run is computed by another process"),
             )
-            preemption._received.clear()
+            signals._received.clear()
         yield f"{printed}"
         with said() as printed, locks.locked(path, "w"):
             end = threading.Timer(0.2, lambda: None)
@@ -90,20 +90,20 @@ def test_being_told(monkeypatch):
     def lines() -> Iterator[str]:
         sent: list[tuple] = []
         monkeypatch.setattr(
-            preemption.os, "kill", lambda process, number: sent.append((process, signal.Signals(number).name))
+            signals.os, "kill", lambda process, number: sent.append((process, signal.Signals(number).name))
         )
         before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
         try:
-            preemption.pause_on(signal.SIGUSR1, signal.SIGUSR2)
-            yield f"{preemption.received()}"
-            with preemption.passing_on():
-                preemption.pass_on_to(11)
+            signals.pause_on(signal.SIGUSR1, signal.SIGUSR2)
+            yield f"{signals.received()}"
+            with signals.passing_on():
+                signals.pass_on_to(11)
                 yield f"{sent}"
                 signal.raise_signal(signal.SIGUSR2)
                 signal.raise_signal(signal.SIGUSR1)
-                preemption.pass_on_to(12)
-                yield f"{preemption.received()!s} {preemption.received().name} {sent}"
-            yield f"{preemption._others} {preemption.PASSED_ON.name}"
+                signals.pass_on_to(12)
+                yield f"{signals.received()!s} {signals.received().name} {sent}"
+            yield f"{signals._others} {signals.PASSED_ON.name}"
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -115,11 +115,11 @@ def test_a_process_that_has_just_ended_need_not_be_told(monkeypatch):
     def gone(process: int, number: int) -> None:
         raise ProcessLookupError
 
-    monkeypatch.setattr(preemption.os, "kill", gone)
-    preemption._received.append(signal.SIGTERM.value)
-    with preemption.passing_on():
-        preemption.pass_on_to(7)
-        assert preemption.received() == signal.SIGTERM
+    monkeypatch.setattr(signals.os, "kill", gone)
+    signals._received.append(signal.SIGTERM.value)
+    with signals.passing_on():
+        signals.pass_on_to(7)
+        assert signals.received() == signal.SIGTERM
 
 
 def test_messages(tmp_path: Path):
@@ -131,8 +131,8 @@ def test_messages(tmp_path: Path):
         before = sys.stdout
         sys.stdout = out
         try:
-            messages.tell(process=7)
-            messages.tell_failure(tmp_path, {"kind": "E", "message": "é"})
+            processes.tell(process=7)
+            processes.tell_failure(tmp_path, {"kind": "E", "message": "é"})
         finally:
             sys.stdout = before
             out.close()
@@ -140,7 +140,7 @@ def test_messages(tmp_path: Path):
         yield repr(told.replace(str(os.getpid()), "PID"))
         with said() as printed:
             first, *rest = [f"{line}\n" for line in told.split("\n")[:-1]]
-            found = list(messages.parse(["words\n", f"half{first}", *rest, "more\n"], tmp_path))
+            found = list(processes.parse(["words\n", f"half{first}", *rest, "more\n"], tmp_path))
         yield f"{found} {printed}".replace(str(os.getpid()), "PID")
 
     check(RECORDED / "messages.txt", lines())
@@ -151,9 +151,9 @@ def test_progress(monkeypatch):
 
     def lines() -> Iterator[str]:
         clock = [0.0]
-        monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
         sent: list[tuple] = []
-        send = progress.ThrottledSender(sent.append)
+        send = processes.ThrottledSender(sent.append)
         for now, phase, done in (
             (10.0, "train", 1),
             (10.1, "train", 2),
@@ -164,7 +164,7 @@ def test_progress(monkeypatch):
         ):
             clock[0] = now
             send(phase, done, 9, "note")
-        yield f"{sent} {progress.MIN_SECONDS}"
+        yield f"{sent} {processes.MIN_SECONDS}"
         made: list[str] = []
 
         class Bar:
@@ -186,13 +186,13 @@ def test_progress(monkeypatch):
             def close(self):
                 made.append("closed")
 
-        monkeypatch.setattr(progress, "tqdm", Bar)
-        bar = progress.Bar("title")
+        monkeypatch.setattr(processes, "tqdm", Bar)
+        bar = processes.Bar("title")
         for phase, done in (("train", 2), ("train", 5), ("test", 0), ("test", 9)):
             bar(phase, done, 9, f"{done}")
         bar.close()
         bar.close()
-        off = progress.Bar("off", enabled=False)
+        off = processes.Bar("off", enabled=False)
         off("train", 1, 2)
         off.close()
         yield f"{made}"
@@ -238,13 +238,13 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
             answers.update({"rev-parse": head, "status": status, "ls-files": new})
             yield f"{head!r} {status!r} {new!r}: {machine.commit.__wrapped__()}"
         yield (
-            f"{paths.CONF.relative_to(paths.ROOT)} {paths.PUBLISHED.relative_to(paths.ROOT)} "
-            f"{paths.SELECTION}"
+            f"{machine.CONF.relative_to(machine.ROOT)} {machine.PUBLISHED.relative_to(machine.ROOT)} "
+            f"{machine.SELECTION}"
         )
         peak = machine.peak_memory(cpu)
         yield f"between 10 MB and 100 GB: {1e7 < peak < 1e11}"
         yield (
-            f"{interrupts.INTERRUPTED} {interrupts.STATUS} {torchrun.PARENT} {torchrun.END.name} "
+            f"{signals.INTERRUPTED} {signals.STATUS} {torchrun.PARENT} {torchrun.END.name} "
             f"{list(torchrun.as_parent())}"
         )
 
@@ -259,37 +259,37 @@ def test_interrupts(monkeypatch):
         def now() -> str:
             handler = signal.getsignal(signal.SIGINT)
             return {
-                interrupts._exit: "exits",
+                signals._exit: "exits",
                 signal.default_int_handler: "raises",
                 signal.SIG_IGN: "ignored",
             }.get(handler, "other")
 
         before = signal.getsignal(signal.SIGINT)
         try:
-            for first in (signal.default_int_handler, interrupts._exit, signal.SIG_IGN):
+            for first in (signal.default_int_handler, signals._exit, signal.SIG_IGN):
                 signal.signal(signal.SIGINT, first)
-                with interrupts.loading():
+                with signals.loading():
                     yield f"loading: {now()}, collecting {gc.isenabled()}"
                 yield f"  after: {now()}, collecting {gc.isenabled()}"
-                with interrupts.raising():
+                with signals.raising():
                     yield f"raising: {now()}"
                 yield f"  after: {now()}"
-                interrupts.exit_at_once()
+                signals.exit_at_once()
                 yield f"at once: {now()}"
             gc.disable()
-            with interrupts.loading():
+            with signals.loading():
                 pass
             yield f"left off: {gc.isenabled()}"
             gc.enable()
-            with interrupts.blocked():
+            with signals.blocked():
                 yield f"blocked: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}"
             yield f"after: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}"
             ended, wrote = [], []
-            monkeypatch.setattr(interrupts.os, "_exit", ended.append)
+            monkeypatch.setattr(signals.os, "_exit", ended.append)
             monkeypatch.setattr(
-                interrupts.os, "write", lambda where, words: wrote.append((where, words.decode()))
+                signals.os, "write", lambda where, words: wrote.append((where, words.decode()))
             )
-            interrupts._exit(2, None)
+            signals._exit(2, None)
             yield f"{ended} {wrote}"
             for parent, told in ((None, None), (1, None), (None, "1"), (os.getppid(), None)):
                 ended.clear()

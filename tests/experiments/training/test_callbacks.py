@@ -15,10 +15,10 @@ from experiments.configuration.schema import Config
 from experiments.costs import model_costs
 from experiments.costs.model_costs import Utilisation
 from experiments.data import Split
-from experiments.probing import probe_tables
-from experiments.runs.folders import MetricLog, read_metrics
-from experiments.system import preemption
-from experiments.training.callbacks import checkpoints, metrics, probe_training
+from experiments.probing import probe_run
+from experiments.runs import MetricLog, read_metrics
+from experiments.system import signals
+from experiments.training import callbacks, probe_training
 from experiments.training.train import make_loggers
 from zoo import LanguageModel, ModelConfig
 
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (metrics, checkpoints):
+    for module in (callbacks, callbacks):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -69,7 +69,7 @@ def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> Non
 
 def test_rows_are_means_over_steps_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
     at, path = trainer(), tmp_path / "metrics.csv"
-    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, Utilisation(lambda: 7.0, lambda: 1e4))
+    rows = callbacks.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, Utilisation(lambda: 7.0, lambda: 1e4))
     rows.on_train_start(at, None)
     for i in range(8):
         clock.now += 1
@@ -98,7 +98,7 @@ def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_
     )  # a step each; rows after the fourth and the eighth
 
     def attempt(steps: range, state: dict[str, object] | None) -> dict[str, object]:
-        rows = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+        rows = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
         if state:
             rows.load_state_dict(state)
         at = trainer(step=steps.start)
@@ -128,7 +128,7 @@ def test_flops_and_peak_are_found_once_with_the_first_row_and_that_is_no_trainin
 
     share = Utilisation(lambda: slow("flops", 7.0), lambda: slow("peak", 1e4))
     at, path = trainer(), tmp_path / "metrics.csv"
-    rows = metrics.MetricRows(MetricLog(path, []), 1, 100, share)
+    rows = callbacks.MetricRows(MetricLog(path, []), 1, 100, share)
     rows.on_train_start(at, None)
     assert asked == []
     for i in range(6):
@@ -144,14 +144,14 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     tmp_path: Path, clock: Clock
 ):
     at, path = trainer(), tmp_path / "metrics.csv"
-    first = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+    first = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     first.on_train_start(at, None)
     for i in range(4):
         clock.now += 1
         micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
     state = first.state_dict()
     clock.now += 500
-    second = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+    second = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     second.load_state_dict(state)
     second.on_train_start(at, None)
     for i in range(4, 8):
@@ -185,15 +185,15 @@ def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
     monkeypatch.setattr(
-        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    limit = checkpoints.Pause(minutes, None, tmp_path)
+    limit = callbacks.Pause(minutes, None, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
     clock.now += 1
     limit.after_step(trainer(100), None)  # the last step needs no pause
     assert saved == []
-    with pytest.raises(checkpoints.Paused, match="time is up at step 4 of 100"):
+    with pytest.raises(callbacks.Paused, match="time is up at step 4 of 100"):
         limit.after_step(trainer(4), None)
     assert saved == [4]
 
@@ -201,12 +201,12 @@ def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, m
 def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    pause = checkpoints.Pause(None, 4, tmp_path)
+    pause = callbacks.Pause(None, 4, tmp_path)
     pause.after_step(trainer(3), None)
     assert saved == []
-    with pytest.raises(checkpoints.Paused, match=r"paused at step 4 of 100; .* without trainer\.pause_at"):
+    with pytest.raises(callbacks.Paused, match=r"paused at step 4 of 100; .* without trainer\.pause_at"):
         pause.after_step(trainer(4), None)
     assert saved == [4]
 
@@ -214,17 +214,17 @@ def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatc
 def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: Path, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    monkeypatch.setattr(preemption, "_received", [])
-    pause, before = checkpoints.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
+    monkeypatch.setattr(signals, "_received", [])
+    pause, before = callbacks.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
     try:
-        preemption.pause_on(signal.SIGUSR2)
+        signals.pause_on(signal.SIGUSR2)
         pause.after_step(trainer(3), None)
         assert saved == []
         signal.raise_signal(signal.SIGUSR2)
         assert saved == [], "not amid a step"
-        with pytest.raises(checkpoints.Paused, match=r"told to make room \(SIGUSR2\) at step 4 of 100"):
+        with pytest.raises(callbacks.Paused, match=r"told to make room \(SIGUSR2\) at step 4 of 100"):
             pause.after_step(trainer(4), None)
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -234,9 +234,9 @@ def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: 
 def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    callback = checkpoints.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
+    callback = callbacks.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
     for step in range(1, 9):
         callback.after_step(trainer(step, 8), None)
     callback.after_step(trainer(5, 8, should_stop=True), None)
@@ -248,8 +248,8 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path):
         path.write_text("x")
 
     for step in (9, 10, 100, 1000):
-        checkpoints.save_checkpoint(trainer(step, save_checkpoint=write), tmp_path)
-    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        callbacks.save_checkpoint(trainer(step, save_checkpoint=write), tmp_path)
+    assert [path.name for path in callbacks.list_checkpoints(tmp_path)] == [
         "step-00001000.ckpt",
         "step-00000100.ckpt",
     ]
@@ -271,10 +271,10 @@ def validated(tmp_path: Path):
             windows.append((list(asked), options))
             return 10 * next(given), 10
 
-        monkeypatch.setattr(metrics, "score_windows", score)
+        monkeypatch.setattr(callbacks, "score_windows", score)
         written = SimpleNamespace(paused=0.0, rows=[])
         written.write = lambda trainer, row: written.rows.append((trainer.global_step, row["loss"]))
-        return metrics.Validation(config, split, written, tmp_path, None), task, written, windows
+        return callbacks.Validation(config, split, written, tmp_path, None), task, written, windows
 
     return make
 
@@ -319,12 +319,12 @@ def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     """Those of its own step were written before it, and nobody would take them again; later ones are."""
     place = 0, "mixer", "attention", None, "", None, None
     rows = [(step, *place, "size", 1.0, 2, "validation") for step in (3, 6, 9)]
-    probe_tables.write(tmp_path, probe_tables.TRAINING, rows)
+    probe_run.write(tmp_path, probe_run.TRAINING, rows)
     callback = probe_training.ProbeTraining(
         Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path
     )
     callback.on_train_start(trainer(6), None)
-    assert callback.rows == probe_tables.read(tmp_path, probe_tables.TRAINING) == rows[:2]
+    assert callback.rows == probe_run.read(tmp_path, probe_run.TRAINING) == rows[:2]
 
 
 def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_stops_at(
@@ -341,7 +341,7 @@ def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_s
         callback = probe_training.ProbeTraining(config, split, SimpleNamespace(paused=0.0), tmp_path)
         for step in steps:
             callback.after_step(trainer(step, 50, should_stop=step == stop), task)
-        return [found[0] for found in probe_tables.read(tmp_path, probe_tables.TRAINING)]
+        return [found[0] for found in probe_run.read(tmp_path, probe_run.TRAINING)]
 
     assert probed(*range(1, 51)) == [20, 40, 50]
     assert probed(*range(1, 31), stop=30) == [20, 30]
@@ -361,7 +361,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_leftovers_go(tmp_p
     for folder in (damaged, damaged.with_suffix(".damaged"), tmp_path / ".step-00000012.ckpt.partial"):
         folder.mkdir()
         (folder / "shard").touch()
-    assert checkpoints.latest_checkpoint(tmp_path) == tmp_path / "step-00000006.ckpt"
+    assert callbacks.latest_checkpoint(tmp_path) == tmp_path / "step-00000006.ckpt"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000003.ckpt",
         "step-00000006.ckpt",
@@ -372,12 +372,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_leftovers_go(tmp_p
 def test_any_process_that_is_told_to_make_room_pauses_all(tmp_path: Path, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    monkeypatch.setattr(checkpoints.group, "from_all", lambda own: [own, signal.SIGUSR2])
-    monkeypatch.setattr(preemption, "_received", [])
-    with pytest.raises(checkpoints.Paused, match="SIGUSR2"):
-        checkpoints.Pause(None, None, tmp_path).after_step(trainer(4), None)
+    monkeypatch.setattr(callbacks.group, "from_all", lambda own: [own, signal.SIGUSR2])
+    monkeypatch.setattr(signals, "_received", [])
+    with pytest.raises(callbacks.Paused, match="SIGUSR2"):
+        callbacks.Pause(None, None, tmp_path).after_step(trainer(4), None)
     assert saved == [4]
 
 
@@ -390,7 +390,7 @@ def test_sigterm_does_during_training_what_it_did_before():
 
     before = signal.signal(signal.SIGTERM, ours)
     try:
-        callback = checkpoints.OwnSignals()
+        callback = callbacks.OwnSignals()
         signal.signal(signal.SIGTERM, of_a_library)
         callback.on_train_start(trainer(), None)
         assert signal.getsignal(signal.SIGTERM) is ours
@@ -400,7 +400,7 @@ def test_sigterm_does_during_training_what_it_did_before():
 
 def test_progress_is_reported_now_and_then_and_always_at_the_last_step(clock: Clock):
     told: list[int] = []
-    callback = metrics.ReportProgress(lambda phase, done, total, *_: told.append(done))
+    callback = callbacks.ReportProgress(lambda phase, done, total, *_: told.append(done))
     task = SimpleNamespace(last_step={"loss": torch.tensor(2.0)})
     for step in (97, 98, 99, 100):
         callback.after_step(trainer(step, 100), task)

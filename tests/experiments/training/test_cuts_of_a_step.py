@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, Batches, DataConfig, Split, TaskSet
-from experiments.data.task_batches import TaskBatches
+from experiments.data.task_set import TaskBatches
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask
 from experiments.training.train import make_trainer, silence_lightning
 from zoo import LanguageModel, ModelConfig

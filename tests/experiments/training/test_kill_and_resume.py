@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Process, assert_same_run
 
-from experiments.probing import probe_tables
-from experiments.runs.folders import read_metrics
+from experiments.probing import probe_run
+from experiments.runs import read_metrics
 
 RECIPE = [
     "trainer.accumulate=2",
@@ -55,7 +55,7 @@ def test_random_kills_change_nothing(
     assert last.status == 0, f"{story}: {last.err}"
     assert reference.wait().status == 0
     assert_same_run(whole.run_folder(), torn.run_folder(), story)
-    rows = probe_tables.read(torn.run_folder(), "training")
+    rows = probe_run.read(torn.run_folder(), "training")
     assert {row[0] for row in rows} == {*range(7, steps, 7), steps}, story
     assert len({row[:-2] for row in rows}) == len(rows), f"{story}: rows of a step that was done twice"
     assert reached[-1] > steps // 3, f"{story}: restarts did not go on from checkpoints"

@@ -11,10 +11,10 @@ from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data
 from experiments.compare.trials import with_settings
-from experiments.configuration.learning_rates import at_rate, resolve_lr_min
+from experiments.configuration.compose import at_rate, resolve_lr_min
 from experiments.configuration.schema import Config, OptimConfig
 from experiments.planning.plan import plan
-from experiments.runs.folders import RunFolder
+from experiments.runs import RunFolder
 from experiments.scoring.text import score_split
 from experiments.training.lightning_modules import clip_gradients, lr_factor, parameter_groups
 from zoo import LanguageModel, ModelConfig, load

@@ -10,11 +10,11 @@ from support.program import Lab, assert_same_run
 
 import zoo
 from experiments import data
-from experiments.probing import probe_tables
+from experiments.probing import probe_run
 from experiments.training.callbacks import Validation
-from experiments.training.callbacks.probe_training import ProbeTraining
+from experiments.training.probe_training import ProbeTraining
 from zoo.probes import Measure
-from zoo.probes.probe_row import row
+from zoo.probes.measure import row
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
     assert outcome.status == 0, outcome.err
     assert_same_run(finished.run_folder(), lab.run_folder(), "with and without probing")
     assert finished.run_folder().name == lab.run_folder().name, "not a part of the identity"
-    rows = probe_tables.read(lab.run_folder(), "training")
+    rows = probe_run.read(lab.run_folder(), "training")
     assert sorted({row[0] for row in rows}) == [8, 16, 20], "and at the last step"
     assert not (finished.run_folder() / "probes" / "training.parquet").exists()
 
@@ -91,15 +91,15 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
         patch.setattr(ProbeTraining, "after_step", stopping_after(15))
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
-    stopped = probe_tables.read(folder, "training")
+    stopped = probe_run.read(folder, "training")
     assert sorted({row[0] for row in stopped}) == [5, 10, 15]
     last = max((folder / "checkpoints").glob("*.ckpt"))
     assert last.stem.endswith("10"), "the test needs a row of its step, and one after it"
     # What a killed process leaves, and rows that no longer hold.
-    probe_tables.write(folder, "training", [(*r[:9], -1.0, *r[10:]) if r[0] > 10 else r for r in stopped])
+    probe_run.write(folder, "training", [(*r[:9], -1.0, *r[10:]) if r[0] > 10 else r for r in stopped])
     (folder / "probes" / ".training.parquet.1.partial").touch()
     assert lab.here(*every).status == 0
-    assert probe_tables.read(folder, "training") == probe_tables.read(whole.run_folder(), "training")
+    assert probe_run.read(folder, "training") == probe_run.read(whole.run_folder(), "training")
     assert_same_run(finished.run_folder(), folder, "without probing; stopped and resumed with it")
     assert not list(folder.rglob("*.partial"))
 
@@ -111,18 +111,18 @@ def test_a_run_that_patience_ends_is_probed_at_its_last_step(lab: Lab, monkeypat
     monkeypatch.setattr(Validation, "scores", worse)
     outcome = lab.here(*EVERY, "trainer.val_every=2", "trainer.patience=1")
     assert outcome.status == 0, outcome.err
-    assert {row[0] for row in probe_tables.read(lab.run_folder(), "training")} == {4}
+    assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
 
 
 def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
     assert lab.here("trainer.max_steps=4", "trainer.max_minutes=1e-9").status == 1  # paused at its first step
-    path = probe_tables.file(lab.run_folder(), "training")
+    path = probe_run.file(lab.run_folder(), "training")
     path.parent.mkdir()
     path.write_text("not parquet")
     outcome = lab.here("trainer.max_steps=4", *EVERY)
     assert outcome.status == 0, outcome.err
     assert f"warning: cannot read {path}" in outcome.out
-    assert {row[0] for row in probe_tables.read(lab.run_folder(), "training")} == {4}
+    assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
 
 
 def stopping_after(last: int):

@@ -12,16 +12,14 @@ import torch
 import torch.nn.functional as F
 from support.program import Lab
 
-from experiments.bench.activation_memory import saved_bytes
+from experiments.bench.memory_traffic import saved_bytes
 from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig
-from zoo.channels.moe import MoEConfig
-from zoo.channels.moe_balance import LoadBalance
+from zoo.channels.moe import LoadBalance, MoEConfig
 from zoo.context import Context
 from zoo.interfaces import set_step
 from zoo.mixers.gsa import GSAConfig
-from zoo.recompute import MODES, Recompute, block_length
-from zoo.recompute.replay import Replay
+from zoo.recompute import MODES, Recompute, Replay, block_length
 
 LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
 TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(0))

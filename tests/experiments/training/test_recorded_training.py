@@ -38,12 +38,12 @@ from support.steady import (
 from experiments.configuration.compose import architectures
 from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
-from experiments.runs.folders import MetricLog, RunFolder, RunPaused, read_metrics
-from experiments.system import preemption
-from experiments.system.messages import MARK
-from experiments.system.paths import ROOT
-from experiments.training import callbacks, launch, nonfinite, rank, summary, train
-from experiments.training.callbacks import checkpoints, metrics
+from experiments.runs import MetricLog, RunFolder, RunPaused, read_metrics
+from experiments.system import signals
+from experiments.system.machine import ROOT
+from experiments.system.processes import MARK
+from experiments.training import callbacks, lightning_modules, rank, train
+from experiments.training import execute as launch
 from experiments.training.execute import _explain, execute
 from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer
 from zoo import LanguageModel
@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     made = train.make_model
     monkeypatch.setattr(train, "make_model", lambda config, corpus: set_by_formula(made(config, corpus)))
     ticks = Ticks()
-    for module in (metrics, checkpoints, train):
+    for module in (callbacks, callbacks, train):
         monkeypatch.setattr(module, "time", ticks)
     with pretended_machine(torch_version=None):
         yield tmp_path
@@ -227,7 +227,7 @@ def test_runs_that_stop(place: Path):
             f"{[row['step'] + row['split'] for row in read_metrics(folder.path / 'metrics.csv')]}"
         )
         yield refusal(_run, changed(base, trainer__max_minutes=1e-9, name="late"))
-        with mock.patch.object(preemption, "_received", [signal.SIGUSR2.value]):
+        with mock.patch.object(signals, "_received", [signal.SIGUSR2.value]):
             yield refusal(_run, changed(base, name="told"))
         made = changed(
             base, name="diverged", optim__lr=1e30, optim__lr_min=0.0, optim__warmup_steps=0, optim__clip=1e30
@@ -264,7 +264,7 @@ def test_schedules():
             f"one step {lr_factor(0, changed(config, warmup_steps=1), 1)} "
             f"{lr_factor(1, changed(config, warmup_steps=1), 1)}"
         )
-        yield f"due {[(step, metrics.is_due(step, 4, 10)) for step in range(1, 11)]}"
+        yield f"due {[(step, callbacks.is_due(step, 4, 10)) for step in range(1, 11)]}"
 
     check(RECORDED / "schedules.txt", lines())
 
@@ -332,7 +332,7 @@ def test_clipping():
 def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
     """Means over micro-batches and intervals, speeds without pauses, shares above 1 left out; what is kept."""
     clock = itertools.count(100.0, 2.0)
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 77)
     log = MetricLog(tmp_path / "metrics.csv", ["b", "aux:a"])
     peaks = iter([1e5, 1e5, 1e4])
@@ -341,7 +341,7 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
         return peak_flops.utilisation(rate * 1000.0, next(peaks))
 
     utilisation.seconds = 0.0
-    rows = metrics.MetricRows(log, 2, 64, utilisation)
+    rows = callbacks.MetricRows(log, 2, 64, utilisation)
     trainer = SimpleNamespace(
         global_step=0,
         max_steps=5,
@@ -360,7 +360,7 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
         )
         if step == 3:
             state = rows.state_dict()
-    again = metrics.MetricRows(log, 2, 64, utilisation)
+    again = callbacks.MetricRows(log, 2, 64, utilisation)
     again.load_state_dict(state)
 
     def lines() -> Iterator[str]:
@@ -380,11 +380,11 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
         )
         summary_log = MetricLog(tmp_path / "other.csv", [])
         summary_log.cut(0)
-        yield f"no rate {summary._median_rate(summary_log)}"
+        yield f"no rate {train._median_rate(summary_log)}"
         for rate in (5.0, 1.0, 3.0, 9.0):
             summary_log.append({"step": 1, "split": "train", "tokens_per_second": rate})
         summary_log.append({"step": 1, "split": "validation", "tokens_per_second": 100.0})
-        yield f"median rate {summary._median_rate(summary_log)}"
+        yield f"median rate {train._median_rate(summary_log)}"
 
     check(RECORDED / "metric_rows.txt", lines())
 
@@ -393,15 +393,15 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
     """Better and worse losses in turn: what is best, when training stops, what is exported, what stays."""
     exported: list[str] = []
     monkeypatch.setattr(
-        metrics, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
+        callbacks, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
     )
     losses = iter([3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.5, 1.5])
     config = tiny_config(trainer__val_every=2, trainer__patience=3, trainer__val_tokens=70)
     written: list[dict] = []
     rows = SimpleNamespace(write=lambda trainer, row: written.append(row), paused=0.0)
-    check_ = metrics.Validation(config, None, rows, tmp_path / "run", None)
+    check_ = callbacks.Validation(config, None, rows, tmp_path / "run", None)
     check_.scores = lambda model, trainer: {"loss": next(losses)}
-    weights = metrics.ExportWeights([4, 5], check_, rows, tmp_path / "run")
+    weights = callbacks.ExportWeights([4, 5], check_, rows, tmp_path / "run")
     trainer = SimpleNamespace(global_step=0, max_steps=99, should_stop=False)
     task = SimpleNamespace(model=None, data_card={})
 
@@ -418,7 +418,7 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
                 break
         yield f"{exported} {written}"
         yield f"{check_.state_dict()}"
-        fresh = metrics.Validation(config, None, rows, tmp_path, None)
+        fresh = callbacks.Validation(config, None, rows, tmp_path, None)
         fresh.load_state_dict(check_.state_dict())
         fresh.on_train_start(trainer, task)
         yield f"going on: {trainer.should_stop}, {fresh.out_of_patience}"
@@ -427,19 +427,19 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
             yield f"{tokens}: {fresh.windows(SimpleNamespace(seq_len=32))} windows"
         for number in (3, 12, 100_000_000, 7):
             (tmp_path / f"step-{number:08d}.ckpt").touch()
-        yield f"{[path.name for path in checkpoints.list_checkpoints(tmp_path)]}"
-        checkpoints.remove_checkpoints(tmp_path)
+        yield f"{[path.name for path in callbacks.list_checkpoints(tmp_path)]}"
+        callbacks.remove_checkpoints(tmp_path)
         yield f"{files_in(tmp_path)}"
         for precision in ("bf16-mixed", "32-true"):
-            yield f"{precision}: {metrics.scoring_precision(SimpleNamespace(precision=precision))}"
+            yield f"{precision}: {callbacks.scoring_precision(SimpleNamespace(precision=precision))}"
 
     check(RECORDED / "validation.txt", lines())
 
 
 def test_pausing_by_hand(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "save_checkpoint", lambda trainer, folder: None)
+    monkeypatch.setattr(callbacks, "save_checkpoint", lambda trainer, folder: None)
     clock = iter([0.0, 59.0, 60.0, 61.0, 61.0])
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(clock))
     trainer = SimpleNamespace(global_step=4, max_steps=9)
 
     def lines() -> Iterator[str]:
@@ -467,17 +467,17 @@ def test_what_is_not_finite():
     def lines() -> Iterator[str]:
         for factors in ((1.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
             model = torch.nn.Sequential(*map(Part, factors))
-            yield f"{factors}: {nonfinite.first_bad_module(model, lambda model=model: model(torch.ones(1)))}"
+            yield f"{factors}: {lightning_modules.first_bad_module(model, lambda model=model: model(torch.ones(1)))}"
         model[1].weight.data.fill_(math.nan)
-        yield f"weights: {nonfinite.first_bad_module(model, lambda: None)}"
+        yield f"weights: {lightning_modules.first_bad_module(model, lambda: None)}"
         for grads in ((1.0, 1.0), (math.nan, 1.0), (math.nan, math.inf)):
             for part, grad in zip(model, grads, strict=True):
                 part.weight.grad = torch.tensor([grad])
-            yield f"gradients {grads}: {nonfinite.first_bad_gradient(model)}"
-        error = nonfinite.NonFinite("the loss is not finite", 7, "layers.1")
+            yield f"gradients {grads}: {lightning_modules.first_bad_gradient(model)}"
+        error = lightning_modules.NonFinite("the loss is not finite", 7, "layers.1")
         yield f"{error} {error.step} {error.module}"
         values = (1, "a", [torch.ones(1), (torch.tensor([math.nan]),)], torch.tensor([1]))
-        yield f"{[nonfinite._finite(x) for x in values]}"
+        yield f"{[lightning_modules._finite(x) for x in values]}"
 
     check(RECORDED / "not_finite.txt", lines())
 
@@ -620,7 +620,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             )
             yield f"  recorded {planned.folder.failure()['message'] if planned.folder.failed else 'nothing'}"
         for keys in ({}, {"match": "params"}, {"match": "flops"}, {"match": "flops", "match_length": 99}):
-            yield f"{keys}: matched at {summary._match_length(changed(config, **keys))}"
+            yield f"{keys}: matched at {train._match_length(changed(config, **keys))}"
 
     check(RECORDED / "processes.txt", masked(list(lines()), {str(place): "<place>"}))
 
@@ -662,7 +662,7 @@ def test_how_a_process_of_several_ends(place: Path, monkeypatch, capsys, error, 
             raise error
 
     monkeypatch.setenv("LOCAL_RANK", number)
-    monkeypatch.setattr(rank.preemption, "pause_on", lambda *_: None)
+    monkeypatch.setattr(rank.signals, "pause_on", lambda *_: None)
     monkeypatch.setattr(train.group, "joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("experiments.training.execute.take_part", take_part)
     monkeypatch.setattr(rank, "tell", tell)
@@ -683,7 +683,7 @@ def test_the_utilisation_of_several_processes_is_of_all_their_devices(place: Pat
         return peak_flops.Peak(100.0, "given")
 
     monkeypatch.setattr(peak_flops, "peak", peak)
-    monkeypatch.setattr(summary.group, "size", lambda: 4)
+    monkeypatch.setattr(train.group, "size", lambda: 4)
     log = MetricLog(place / "rows.csv", [])
     log.cut(0)
     log.append({"step": 1, "split": "train", "tokens_per_second": 10.0})
@@ -699,7 +699,7 @@ def test_the_utilisation_of_several_processes_is_of_all_their_devices(place: Pat
         metrics=SimpleNamespace(seconds=1.0),
         steps=1,
     )
-    found = summary.summarise(attempt, {}, 1.0)
+    found = train.summarise(attempt, {}, 1.0)
     assert (found["mfu"], found["mfu_peak_flops"], found["processes"]) == (0.5, 100.0, 4)
     assert asked == [50.0]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.program import RUN, Lab, assert_same_run, last_checkpoint, steady_rows
 
-from experiments.runs.folders import RunFolder
-from experiments.training.nonfinite import first_bad_module
+from experiments.runs import RunFolder
+from experiments.training.lightning_modules import first_bad_module
 
 
 @pytest.fixture

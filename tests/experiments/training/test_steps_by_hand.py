@@ -11,10 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
-from experiments.data.task_registry import IGNORE
+from experiments.data.tasks_base import IGNORE
 from experiments.training import lightning_modules
-from experiments.training.lightning_modules import STEP, LanguageModelling, counts
-from experiments.training.nonfinite import NonFinite, first_bad_gradient
+from experiments.training.lightning_modules import (
+    STEP,
+    LanguageModelling,
+    NonFinite,
+    counts,
+    first_bad_gradient,
+)
 from experiments.training.train import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
 

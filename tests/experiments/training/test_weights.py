@@ -15,14 +15,14 @@ from support.program import Lab
 
 import zoo
 from analysis import load_results
+from experiments import runs
 from experiments.configuration.schema import ProbeConfig
 from experiments.data.cache import content_hash
 from experiments.probing import probe_run
-from experiments.runs import saved_weights
 from experiments.training.callbacks import Validation
 from zoo.errors import UserError
 from zoo.probes import Measure
-from zoo.probes.probe_row import row
+from zoo.probes.measure import row
 
 STEPS = 20
 QUICK = ["probe.windows=1", "probe.extrapolate=1", "probe.long_windows=1", "probe.prompts=[]"]
@@ -84,14 +84,14 @@ def test_the_last_and_the_asked_steps_are_kept_beside_the_best(run: Path):
     for name, tensor in zoo.load(run / "weights" / "step-00000020").state_dict().items():
         assert torch.equal(tensor, of_checkpoint[name]), name
     assert not torch.equal(zoo.load(run).embedding.weight, of_checkpoint["embedding.weight"])
-    assert list(saved_weights.available(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
+    assert list(runs.available(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
 
 
 def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
     run = finished.run_folder()
     assert json.loads((run / "model.json").read_text())["step"] == STEPS
     assert not (run / "weights").exists()
-    assert saved_weights.find(run, "last") == saved_weights.find(run, "best") == (run, STEPS)
+    assert runs.find(run, "last") == runs.find(run, "best") == (run, STEPS)
 
 
 @pytest.mark.slow
@@ -140,10 +140,10 @@ def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
     shutil.rmtree(run / "weights")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match=r"no weights of its last step, 20, but of 10 \(best\)"):
-        saved_weights.find(run, "last")
+        runs.find(run, "last")
     (run / "weights" / "step-00000020").mkdir(parents=True)
     (run / "weights" / "step-00000020" / "model.json").write_text("{}")
-    assert list(saved_weights.available(run)) == [10], "a card without weights is none"
+    assert list(runs.available(run)) == [10], "a card without weights is none"
 
 
 @pytest.mark.slow
@@ -159,5 +159,5 @@ def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, mo
     assert lab.here("trainer.keep_checkpoints=false").status == 0
     run = lab.run_folder()
     assert list(run.glob("checkpoints/*.ckpt")) == []
-    assert list(saved_weights.available(run)) == [10, 20]
+    assert list(runs.available(run)) == [10, 20]
     assert "already complete" in lab.here("trainer.keep_checkpoints=false").out

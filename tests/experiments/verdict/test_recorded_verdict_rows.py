@@ -20,7 +20,7 @@ from support.steady import (
     tiny_config,
 )
 
-from experiments.verdict import contracts, model_sizes, speeds, verdict_models, verdict_stages
+from experiments.verdict import contracts, measurements, verdict_stages
 from zoo import registry
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -81,16 +81,16 @@ def test_models_and_relatives():
         )
         for kind in registry.KINDS:
             for name, block in registry.blocks(kind).items():
-                if name in verdict_models.PLAIN.values():
+                if name in measurements.PLAIN.values():
                     continue
-                relative = verdict_models.nearest_relative(block, None)
+                relative = measurements.nearest_relative(block, None)
                 yield f"{kind} {name}: beside {relative and relative.name}"
-                for title, model in list(verdict_models.models(base, block, relative).items())[:2]:
+                for title, model in list(measurements.models(base, block, relative).items())[:2]:
                     yield f" {title}"
                     yield from differences(model, leaves(tiny_config().model))
         yield (
-            f"{verdict_models.nearest_relative(registry.get('mixer', 'kda'), 'none')} "
-            f"{verdict_models.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
+            f"{measurements.nearest_relative(registry.get('mixer', 'kda'), 'none')} "
+            f"{measurements.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
         )
 
     check(RECORDED / "models.txt", lines())
@@ -106,17 +106,15 @@ def test_sizes_and_speeds(tmp_path: Path):
         model__d_model=64,
         model__backend="torch",
     )
-    found = verdict_models.models(
-        config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet")
-    )
+    found = measurements.models(config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet"))
     few = {name: found[name] for name in ("transformer", "kda")}
 
     def lines() -> Iterator[str]:
-        yield from cells(model_sizes.size_rows(config, found, 16))
-        yield from cells(model_sizes.size_rows(changed(config, match="params"), few, 16))
+        yield from cells(measurements.size_rows(config, found, 16))
+        yield from cells(measurements.size_rows(changed(config, match="params"), few, 16))
         with pretended_times():
             for mode, chosen in (("training step", found), ("prefill", few), ("decode", few)):
-                yield from cells(speeds.speed_rows(config, chosen, 8, mode))
+                yield from cells(measurements.speed_rows(config, chosen, 8, mode))
         with pretended_machine(None):
             folder = verdict_stages.open_verdict(config, registry.get("mixer", "kda"), found)
             yield f"{folder} {folder == verdict_stages.open_verdict(config, registry.get('mixer', 'kda'), found)}"
@@ -135,6 +133,6 @@ def test_sizes_and_speeds(tmp_path: Path):
             lambda: (asked.append("measured"), [{"a": 1, "c": 3}, {"b": 2.5}])[1],
         )
         yield f"{rows} {verdict_stages._once(folder / 'x.csv', ('a', 'b'), lambda: 1 / 0)} {asked}"
-        yield f"{speeds.COLUMNS} {model_sizes.COLUMNS} {contracts.COLUMNS}"
+        yield f"{measurements.SPEED_COLUMNS} {measurements.COLUMNS} {contracts.COLUMNS}"
 
     check(RECORDED / "sizes_and_speeds.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

@@ -13,8 +13,8 @@ from support.program import Lab
 from support.tree_copy import copy_tree, python, shown
 
 from experiments.configuration.schema import Config
-from experiments.verdict import contracts, model_sizes, speeds, verdict_stages
-from experiments.verdict.verdict_models import find_block, models, nearest_relative
+from experiments.verdict import contracts, measurements, verdict_stages
+from experiments.verdict.measurements import find_block, models, nearest_relative
 from zoo import ModelConfig, registry
 from zoo.errors import UserError
 
@@ -133,7 +133,7 @@ def test_outcomes_of_tests_become_a_row_a_contract():
 @pytest.mark.slow
 def test_sizes_are_those_of_the_matched_models():
     config = Config(match="params")
-    plain, own = model_sizes.size_rows(config, models(config.model, find_block("kda"), None), 64)
+    plain, own = measurements.size_rows(config, models(config.model, find_block("kda"), None), 64)
     assert own["parameters_non_embedding"] == pytest.approx(plain["parameters_non_embedding"], rel=0.01)
     assert plain["state_bytes"] == 2 * 64 * 64 * 4 * 4  # keys and values: tokens, width, layers, bytes
     heads = 2
@@ -149,34 +149,34 @@ def test_widths_are_matched_at_the_length_that_is_asked_for_and_else_at_the_mode
         asked.append((what, seq_len, length))
         return model
 
-    monkeypatch.setattr(model_sizes, "match", match)
+    monkeypatch.setattr(measurements, "match", match)
     for length in (None, 256):
         config = Config(match="flops", match_length=length)
-        assert model_sizes.matched(config, config.model, 64).data.seq_len == 64
+        assert measurements.matched(config, config.model, 64).data.seq_len == 64
     assert asked == [("flops", 64, None), ("flops", 64, 256)]
 
 
 def test_sizes_and_speeds_are_of_every_length(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(model_sizes, "size_rows", lambda config, models, length: [{"tokens": length}])
+    monkeypatch.setattr(measurements, "size_rows", lambda config, models, length: [{"tokens": length}])
     monkeypatch.setattr(
-        speeds, "speed_rows", lambda config, models, length, mode: [{"tokens": length, "mode": mode}]
+        measurements, "speed_rows", lambda config, models, length, mode: [{"tokens": length, "mode": mode}]
     )
     config = Config()
     config.verdict.lengths = [8, 16]
     measured = verdict_stages.measure_sizes(tmp_path, config, {})
     assert [row["tokens"] for row in measured] == ["8", "16"]
     timed = verdict_stages.measure_speeds(tmp_path, config, {})
-    expected = [(length, mode) for length in ("8", "16") for mode in speeds.MODES]
+    expected = [(length, mode) for length in ("8", "16") for mode in measurements.MODES]
     assert [(row["tokens"], row["mode"]) for row in timed] == expected
 
 
-@pytest.mark.parametrize("mode", speeds.MODES)
+@pytest.mark.parametrize("mode", measurements.MODES)
 def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
-    monkeypatch.setattr(speeds, "REPEATS", 3)
+    monkeypatch.setattr(measurements, "REPEATS", 3)
     config = Config(match="params")
     config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
     found = models(config.model, find_block("gated_conv"), registry.get("mixer", "kda"))
-    rows = speeds.speed_rows(config, found, 16, mode)
+    rows = measurements.speed_rows(config, found, 16, mode)
     pairs = [(row["model"], row["peer"]) for row in rows]
     assert pairs == [("gated_conv", "transformer"), ("kda", "transformer"), ("gated_conv", "kda")]
     assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
@@ -191,11 +191,11 @@ def test_a_cache_has_room_for_as_many_rounds_of_decoding_as_there_may_be(monkeyp
         room.append(rounds)
         return lambda: taken.update([number])
 
-    monkeypatch.setattr(speeds, "decode_call", decode_call)
-    monkeypatch.setattr(speeds, "SECONDS", 1e9)  # as many as there may be
+    monkeypatch.setattr(measurements, "decode_call", decode_call)
+    monkeypatch.setattr(measurements, "SECONDS", 1e9)  # as many as there may be
     config = Config()
     config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
-    speeds.speed_rows(config, models(config.model, find_block("kda"), None), 16, "decode")
+    measurements.speed_rows(config, models(config.model, find_block("kda"), None), 16, "decode")
     assert [taken[number] for number in range(2)] == room
 
 
@@ -219,7 +219,7 @@ def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path,
     found = models(config.model, block, None)
     folder = verdict_stages.open_verdict(config, block, found)
     first = verdict_stages.measure_sizes(folder, config, found)
-    monkeypatch.setattr(model_sizes, "size_rows", None)
+    monkeypatch.setattr(measurements, "size_rows", None)
     assert (
         verdict_stages.measure_sizes(verdict_stages.open_verdict(config, block, found), config, found)
         == first

@@ -9,7 +9,7 @@ import torch
 from support.kernel_cases import assert_agree, normal, packed, qkv
 
 from kernels import attention
-from kernels.ops.attention import torch_ops
+from kernels.ops import attention as torch_ops
 
 torch_form = partial(attention, backend="torch")
 reference = partial(attention, backend="reference")

@@ -7,7 +7,7 @@ from support.kernel_cases import normal, packed, qkv
 from support.peak_memory import printed_by
 
 from kernels import attention, timeline_attention
-from kernels.packing.rectangles import LONG, WASTE, Rectangles, batch_shapes
+from kernels.packing import LONG, WASTE, Rectangles, batch_shapes
 
 
 def test_batches_are_a_permutation_with_padding():

@@ -10,9 +10,9 @@ from support.kernel_cases import normal, packed, value_and_gradients
 from support.margins import below
 
 from kernels import delta_rule
-from kernels.flops import flop_counter
-from kernels.ops.delta_rule import chunked, torch_ops
-from kernels.ops.delta_rule.chunked import Chunks
+from kernels.autograd import flop_counter
+from kernels.ops.delta_rule import torch_form
+from kernels.ops.delta_rule.torch_form import Chunks
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SHAPES = {
@@ -241,9 +241,9 @@ def test_flops_are_those_of_the_products():
     with flop_counter() as formula:
         o.sum().backward()
     assert formula.get_total_flops() == 2 * forward
-    flat = torch_ops._flat(q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
+    flat = torch_form._flat(q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
     with flop_counter() as counted:
-        chunked.forward(flat, state.flatten(0, 1), Chunks.of(torch.full((2,), 128), 2), 1.0, None)
+        torch_form.forward(flat, state.flatten(0, 1), Chunks.of(torch.full((2,), 128), 2), 1.0, None)
     scan, weighted, solve = 4 * 32 * 64 * 64, 2 * 32 * 32 * 64, 32**3
     sums_of_gates, chunks = 2 * 32 * 32 * 33, 2 * 2 * 128 // 32
     counted_too = chunks * (scan + weighted + solve - sums_of_gates)

@@ -7,7 +7,7 @@ import triton.language as tl
 from support.kernel_cases import normal
 from support.triton_cases import DEVICE, tensor_cores
 
-from kernels.ops.delta_rule.triton_tiles import CHUNK, LEAST_GATE, sum_gates, sum_tokens
+from kernels.ops.delta_rule.triton_forward import CHUNK, LEAST_GATE, sum_gates, sum_tokens
 
 WIDTH = 16
 

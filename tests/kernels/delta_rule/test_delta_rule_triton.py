@@ -17,8 +17,7 @@ from support.triton_cases import (
 )
 
 from kernels import delta_rule
-from kernels.ops.delta_rule import OPERATION
-from kernels.ops.delta_rule.work import work
+from kernels.ops.delta_rule import OPERATION, work
 
 GATES = {
     "random": lambda x: -x.exp(),

@@ -7,7 +7,7 @@ import torch
 from support.kernel_cases import assert_agree, normal
 
 from kernels import grouped_linear
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 
 COUNTS = {"mixed": [3, 0, 5, 1], "one group": [0, 9, 0, 0], "even": [2, 2, 2, 3], "single expert": [9]}
 

@@ -54,7 +54,7 @@ def test_batches_and_streams_in_another_order_of_memory():
 @slow
 def test_gradients_collect_from_all_tiles_and_spans(monkeypatch):
     """70 tokens, two tiles: for φ a span each, for bias and scale one span; above it is the other way round."""
-    from kernels.ops.hyper_coefficients import triton_backward as hyper_coefficients_triton
+    from kernels.ops import hyper_coefficients_triton
 
     monkeypatch.setattr(hyper_coefficients_triton, "SPAN", 64)
     monkeypatch.setattr(hyper_coefficients_triton, "NUMBER_SPANS", 1)

@@ -8,7 +8,7 @@ from support.hyper_cases import stream_inputs
 from support.kernel_cases import assert_agree
 
 from kernels import hyper_post
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 sizes = pytest.mark.parametrize("size", [(2, 1, 2, 3), (2, 5, 4, 8), (2, 7, 3, 65)], ids=str)

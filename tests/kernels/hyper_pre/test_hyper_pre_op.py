@@ -9,7 +9,7 @@ from support.hyper_cases import normed_inputs, pre_inputs
 from support.kernel_cases import assert_agree
 
 from kernels import hyper_pre
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 sizes = pytest.mark.parametrize("size", [(2, 1, 2, 3), (2, 5, 4, 8), (2, 7, 3, 65)], ids=str)

@@ -8,7 +8,7 @@ from support.hyper_cases import normed_inputs, pre_inputs
 from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import hyper_pre
-from kernels.ops.hyper_pre import triton_norm
+from kernels.ops import hyper_pre_triton
 
 slow = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_the_norm_takes_the_eps_that_is_asked_for():
 
 
 def test_gradients_of_the_gain_are_summed_over_spans(monkeypatch):
-    monkeypatch.setattr(triton_norm, "SPAN", 4)
+    monkeypatch.setattr(hyper_pre_triton, "SPAN", 4)
     assert_kernel_agrees(hyper_pre, normed_inputs((1, 11, 2, 20)), torch.float32)
 
 

@@ -8,20 +8,12 @@ from support.kernel_cases import assert_agree, normal, packed, value_and_gradien
 from support.live_memory import LiveMemory
 from support.margins import below
 
-from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
-from kernels.flops import flop_counter
-from kernels.numba_common import serving
-from kernels.ops.indexed_attention import (
-    OPERATION,
-    numba_blocks,
-    numba_forward,
-    numba_layout,
-    operators,
-    torch_ops,
-)
-from kernels.ops.indexed_attention.fused_tensors import Indexer
-from kernels.ops.indexed_attention.torch_backward import FAINTEST, attend_backward
-from kernels.ops.indexed_attention.torch_forward import attend
+from kernels import AdaptiveK, attention, indexed_attention, indices, lightning_topk
+from kernels.autograd import flop_counter
+from kernels.numba_common import compiled as serving
+from kernels.ops.indexed_attention import OPERATION, numba_form, torch_ops
+from kernels.ops.indexed_attention.parts import Indexer
+from kernels.ops.indexed_attention.torch_form import FAINTEST, attend, attend_backward
 
 FORMS = {
     "torch, fp64": ("torch", torch.float64),
@@ -94,7 +86,7 @@ def test_the_last_queries_alone_attend_and_learn_as_among_all(backend):
 @pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES)
 def test_fused_forms_equal_the_three_operations(case, form, dtype, budget, monkeypatch):
-    monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
+    monkeypatch.setitem(indices.BUDGET, "cpu", budget)
     inputs, options = CASES[case]
     pair = [joined(backend=backend, **options) for backend in (form, "reference")]
     assert_agree(*pair, [x.to(dtype) for x in inputs])
@@ -134,17 +126,17 @@ def test_auto_takes_numba_for_fp32_and_says_why_it_cannot_take_others():
 def test_a_bias_of_any_stride_is_no_reason_to_compile_again():
     inputs = [x.float() for x in layer(1, 12)]
     wanted = indexed_attention(*inputs, rule=FIVE, backend="numba")
-    compiled = len(numba_forward.forward.signatures)
+    compiled = len(numba_form.forward.signatures)
     inputs[6] = torch.stack([inputs[6], inputs[6]], 1)[:, 0]
     found = indexed_attention(*inputs, rule=FIVE, backend="numba")
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
-    assert len(numba_forward.forward.signatures) == compiled
+    assert len(numba_form.forward.signatures) == compiled
 
 
 def test_no_gradients_have_room_where_nothing_learns():
     indexer = Indexer(*(x.float() for x in layer(1, 12)[3:]))
-    index = numba_layout.indexed(indexer, "sigmoid")
-    q, k, w, sums = numba_layout.empty_gradients(index, 2, learns=False)
+    index = numba_form.indexed(indexer, "sigmoid")
+    q, k, w, sums = numba_form.empty_gradients(index, 2, learns=False)
     assert [x.numel() for x in (q, k, w)] == [0, 0, 0]
     assert sums.shape == (1, 2, 5)
 
@@ -177,8 +169,8 @@ def test_a_key_that_is_no_number_leaves_the_others_their_order(place, bad):
     inputs[3], inputs[5] = inputs[3].abs(), inputs[5].abs()
     selected = []
     for form in ("numba", "torch"):
-        bits = operators.indexed_attention_op(*inputs, "none", 5, 1, 5, 1.0, 1.0, 0.3, "relu", False, form)[3]
-        selected.append(masks.unpack(bits, 40, torch.bool)[0, 20:])
+        bits = torch_ops.indexed_attention_op(*inputs, "none", 5, 1, 5, 1.0, 1.0, 0.3, "relu", False, form)[3]
+        selected.append(indices.unpack(bits, 40, torch.bool)[0, 20:])
     assert torch.equal(*selected)
     assert selected[0].sum(1).tolist() == [5] * 20
     assert selected[0][:, place].all()
@@ -188,15 +180,15 @@ def test_a_key_that_is_no_number_leaves_the_others_their_order(place, bad):
 @pytest.mark.parametrize("kind", ["sigmoid", "relu"])
 @pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 def test_it_selects_what_lightning_topk_selects_ties_included(form, dtype, kind, budget, monkeypatch):
-    monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
+    monkeypatch.setitem(indices.BUDGET, "cpu", budget)
     q, k, v, *indexer = (x.to(dtype) for x in layer(2, 90, signed=kind == "relu"))
     indexer[1] = indexer[1][:, torch.arange(90) % 7]  # every key stands at 12 or 13 places
     indexer[0][:, 40:] = 0  # and from here on all keys of a query score alike
-    attends = numba_blocks.attend if form == "numba" else attend
+    attends = numba_form.attend_in_blocks if form == "numba" else attend
     out, *_ = attends(q, k, v, Indexer(*indexer), FIVE, kind, 1.0, False)
     places = lightning_topk(*indexer[:4], k=5, scores=kind)
     wanted = torch.zeros(2, 90, 91, dtype=torch.float64).scatter_(-1, places.long() % 91, 1)[..., :90]
-    assert torch.equal(masks.unpack(out.bits, 90, torch.float64), wanted)
+    assert torch.equal(indices.unpack(out.bits, 90, torch.float64), wanted)
 
 
 def peak_of(time: int) -> int:
@@ -211,7 +203,7 @@ def peak_of(time: int) -> int:
 @pytest.mark.long
 def test_memory_is_a_bit_a_pair_and_a_block_and_what_is_linear(monkeypatch):
     """In peak = c + a·T + q·T² the q is 1/8 byte; masks of all blocks at once would add half a byte or more."""
-    monkeypatch.setitem(query_blocks.BUDGET, "cpu", 1 << 13)
+    monkeypatch.setitem(indices.BUDGET, "cpu", 1 << 13)
     peaks = [peak_of(time) for time in (512, 1024, 2048)]
     quadratic = (peaks[2] - 3 * peaks[1] + 2 * peaks[0]) / (6 * 512**2)
     assert 1 / 12 < quadratic < 1 / 4
@@ -312,7 +304,7 @@ def test_the_gate_is_that_of_sparse_attention(fused, monkeypatch):
 
 
 def test_what_the_fused_form_does_not_serve_is_computed_by_the_three_operations(monkeypatch):
-    monkeypatch.setattr(operators, "indexed_attention_op", None)
+    monkeypatch.setattr(torch_ops, "indexed_attention_op", None)
     inputs, options = layer(1, 20), {"cu_seqlens": packed(9, 0, 11)}
     assert_agree(joined(rule=FIVE, **options), joined(rule=FIVE, backend="reference", **options), inputs)
     half = [x.bfloat16() for x in inputs[:3]] + [x.float() for x in inputs[3:]]
@@ -358,10 +350,10 @@ def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype, heads):
     q, k, v, q_idx, *more = layer(1, 12, *heads, value_width=6)
     q_idx = q_idx.transpose(1, 2).contiguous().transpose(1, 2)
     inputs = [x.to(dtype).requires_grad_() for x in (q, k, v, q_idx, *more)]
-    torch.library.opcheck(operators.indexed_attention_op, (*inputs, *settings))
-    real = operators.indexed_attention_op(*inputs, *settings)
+    torch.library.opcheck(torch_ops.indexed_attention_op, (*inputs, *settings))
+    real = torch_ops.indexed_attention_op(*inputs, *settings)
     given = (torch.ones_like(real[0]), real[0], *real[2:4], *inputs[:3])
-    backward = operators.indexed_attention_backward_op(*given, 0.35, 18, form)
+    backward = torch_ops.indexed_attention_backward_op(*given, 0.35, 18, form)
     assert all(x.is_contiguous() for x in (*real, *backward))
 
 

@@ -5,9 +5,15 @@ import pytest
 import torch
 
 from kernels import AdaptiveK
-from kernels.ops.indexed_attention.numba_backward import places_of
-from kernels.ops.indexed_attention.numba_layout import rule_numbers
-from kernels.ops.indexed_attention.numba_select import BUCKETS, count, ordered, select, threshold
+from kernels.ops.indexed_attention.numba_form import (
+    BUCKETS,
+    count,
+    ordered,
+    places_of,
+    rule_numbers,
+    select,
+    threshold,
+)
 from kernels.ops.lightning_topk.scores import ranks
 
 

@@ -8,7 +8,7 @@ from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
 from support.margins import above, below
 
 from kernels import indexer_kl, lightning_topk
-from kernels.ops.indexer_kl import parts
+from kernels.ops.indexer_kl import torch_form
 from kernels.ops.lightning_topk.scores import index_scores
 
 NAMES = ("q_idx", "k_idx", "w_idx", "bias", "tau")
@@ -76,7 +76,7 @@ def test_blocks_equal_definition_over_all_visible_keys(case, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 @pytest.mark.parametrize("case", CALLS)
 def test_blocks_equal_definition_over_selected_keys(case, dtype, gathered, monkeypatch):
-    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
+    monkeypatch.setattr(torch_form, "gathers", lambda *_: gathered)
     (attended, indexer), options = CALLS[case]
     indices = selected(indexer, 6, options.get("cu_seqlens"))
     compared(attended, indexer, {**options, "indices": indices}, dtype)
@@ -87,7 +87,7 @@ def test_blocks_equal_definition_over_selected_keys(case, dtype, gathered, monke
 @pytest.mark.parametrize("chosen", [None, 6])
 def test_queries_in_two_calls_share_the_loss(chosen, backend, gathered, monkeypatch):
     """The last queries, aligned with the end of all keys, and the first with theirs: values and gradients."""
-    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
+    monkeypatch.setattr(torch_form, "gathers", lambda *_: gathered)
     (q, k), indexer = layer(2, 37)
     indices = None if chosen is None else selected(indexer, chosen)
 
@@ -123,7 +123,7 @@ def test_an_empty_sequence_counts_as_a_loss_of_zero(backend):
 @pytest.mark.parametrize("scores", ["sigmoid", "relu"])
 @pytest.mark.slow
 def test_gradients_are_the_derivatives(scores, gathered, monkeypatch):
-    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
+    monkeypatch.setattr(torch_form, "gathers", lambda *_: gathered)
     attended, indexer = layer(2, 5, index_heads=2, index_width=2)
     for indices in (None, selected(indexer, 3)):
         inputs = [x.clone().requires_grad_() for x in indexer]
@@ -187,9 +187,9 @@ def test_it_is_the_divergence_of_two_distributions():
 
 
 def test_gathering_is_chosen_where_few_of_many_small_keys_are_selected():
-    assert parts.gathers(32, 128, 24)
-    assert not parts.gathers(32, 128, 140)
-    assert parts.gathers(8, 128, 140)
+    assert torch_form.gathers(32, 128, 24)
+    assert not torch_form.gathers(32, 128, 140)
+    assert torch_form.gathers(8, 128, 140)
 
 
 @pytest.mark.parametrize("k", [None, 4], ids=["visible", "selected"])

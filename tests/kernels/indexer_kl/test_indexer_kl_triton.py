@@ -9,7 +9,7 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_indexer_kl_op import NAMES, layer, losses, selected, signed, zeros_among_logits
 
 from kernels import indexer_kl
-from kernels.ops.sparse_attention import triton_selection
+from kernels.ops.sparse_attention import triton_masked
 
 CUT = packed(1, 20, 4)
 
@@ -65,7 +65,7 @@ def test_half_precision(case, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name, (_, _, size) in CALLS.items() if size])
 def test_lists_read_key_by_key_equal_the_definition(case, monkeypatch):
-    monkeypatch.setattr(triton_selection, "MASK_COST", 0)
+    monkeypatch.setattr(triton_masked, "MASK_COST", 0)
     compare(case, torch.float32)
 
 

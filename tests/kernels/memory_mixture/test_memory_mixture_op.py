@@ -9,7 +9,7 @@ from support.kernel_cases import normal, packed, value_and_gradients
 from support.margins import below
 
 from kernels import delta_rule, memory_mixture
-from kernels.flops import flop_counter
+from kernels.autograd import flop_counter
 from kernels.ops.memory_mixture import OPERATION
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

@@ -10,8 +10,7 @@ from support.kernel_cases import normal, packed
 from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import memory_mixture
-from kernels.ops.memory_mixture import OPERATION
-from kernels.ops.memory_mixture.work import work
+from kernels.ops.memory_mixture import OPERATION, work
 
 
 def inputs(batch, time, memories=3, slots=2, states=None, heads=1, width=20, value_width=24):

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import mesa, mesa_residuals
-from kernels.flops import flop_counter
-from kernels.ops.mesa import torch_ops
-from kernels.ops.mesa.scan import scan
+from kernels.autograd import flop_counter
+from kernels.ops.mesa import torch_form
+from kernels.ops.mesa.torch_form import scan
 
 BACKENDS = ["torch", "reference"]
 
@@ -136,7 +136,7 @@ def dtypes_and_cases() -> list:
 def test_chunks_equal_the_recurrence(case, dtype, monkeypatch):
     """Outputs, final states and all gradients; the reference differentiates through every step."""
     shape, size, options = CALLS[case]
-    monkeypatch.setattr(torch_ops, "CHUNK", size)
+    monkeypatch.setattr(torch_form, "CHUNK", size)
     tensors = [x.to(dtype) for x in inputs(**shape)]
     got, wanted = (results(partial(call, backend=backend, **options), tensors) for backend in BACKENDS)
     assert_same(got, wanted, TOLERANCE[dtype])
@@ -198,7 +198,7 @@ def test_gradients_are_those_of_the_exact_solve(backend):
 @pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
 @pytest.mark.slow
 def test_gradients_are_the_derivatives(cu_seqlens, monkeypatch):
-    monkeypatch.setattr(torch_ops, "CHUNK", 2)
+    monkeypatch.setattr(torch_form, "CHUNK", 2)
     sequences = 1 if cu_seqlens is None else 3
     tensors = [x.requires_grad_() for x in inputs(1, 7, heads=1, width=3, sequences=sequences)]
     assert torch.autograd.gradcheck(partial(call, cu_seqlens=cu_seqlens), tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels import mesa, mesa_residuals
 from kernels.ops.mesa import triton_ops
-from kernels.ops.mesa.triton_arguments import Precisions
+from kernels.ops.mesa.triton_forward import Precisions
 from zoo.mixers.mesanet import SOLVED
 
 K, LAST, LIMIT = 32, 6, 1e-3

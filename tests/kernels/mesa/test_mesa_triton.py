@@ -14,9 +14,8 @@ from torch import Tensor
 
 from kernels import mesa
 from kernels.ops import mesa as mesa_op
-from kernels.ops.mesa import triton_ops, triton_solve
-from kernels.ops.mesa.triton_arguments import Precisions
-from kernels.ops.mesa.work import work
+from kernels.ops.mesa import triton_forward, triton_ops, work
+from kernels.ops.mesa.triton_forward import Precisions
 from kernels.triton_common.tuning import Tuned
 
 NAMES = ("q", "k", "v", "g", "beta", "lamb", "h_kk", "h_kv")
@@ -123,8 +122,8 @@ def test_a_program_for_half_a_chunk_solves_the_same_systems(tokens, monkeypatch)
     """Keys wider than 64, whose states are held, after a state and gates; states are of bf16 parts."""
     monkeypatch.setattr(triton_ops, "_precisions", lambda *_: Precisions("parts", "ieee"))
     monkeypatch.setattr(Tuned, "all", [])  # which keeps what is made, for as long as the process runs
-    only = Tuned(triton_solve._solve, [triton.Config({"R": tokens})], ["K"])
-    monkeypatch.setattr(triton_solve, "_solve_resident", only)
+    only = Tuned(triton_forward._solve, [triton.Config({"R": tokens})], ["K"])
+    monkeypatch.setattr(triton_forward, "_solve_resident", only)
     given = last_chunk(256, 0.0, width=72)
     given["g"] = -torch.rand_like(given["g"])
     with tensor_cores(), bf16_allowed():

@@ -12,15 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import attention, nsa_attention, nsa_blocks
-from kernels.flops import flop_counter
-from kernels.ops.nsa_attention import OPERATION, dense_branches, tiles
-from kernels.ops.nsa_attention.block_topk import block_topk, importance
-from kernels.ops.nsa_attention.blocks import Sizes, pieces
-from kernels.ops.nsa_attention.numba_ops import chosen_blocks_op, window_ranges
-from kernels.ops.nsa_attention.ranged_attention import ranged_attention_backward_op, ranged_attention_op
-from kernels.ops.nsa_attention.tiles import STRETCH
-from kernels.ops.nsa_attention.torch_ops import forward
-from kernels.query_blocks import BUDGET
+from kernels.autograd import flop_counter
+from kernels.indices import BUDGET
+from kernels.ops.nsa_attention import OPERATION, torch_form
+from kernels.ops.nsa_attention.blocks import Sizes, block_topk, importance, pieces
+from kernels.ops.nsa_attention.numba_ops import (
+    chosen_blocks_op,
+    ranged_attention_backward_op,
+    ranged_attention_op,
+    window_ranges,
+)
+from kernels.ops.nsa_attention.torch_form import STRETCH, forward
 
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 NAMES = ("q", "q_rotated", "k_cmp", "v_cmp", "k_slc", "v_slc", "k_win", "v_win", "gates")
@@ -172,10 +174,10 @@ def test_equal_keys_choose_the_lower_blocks_in_numba_too():
 @pytest.mark.parametrize(("batch", "time"), [(1, 61), (3, 11)])
 def test_many_parts_stretches_and_blocks_of_queries_equal_definition(batch, time, monkeypatch):
     """The loops over sequences, queries and tiles, which small inputs go through once."""
-    monkeypatch.setitem(tiles.STRETCH, "cpu", 3000)
-    monkeypatch.setitem(tiles.PART, "cpu", 300)
-    monkeypatch.setattr(tiles, "HEIGHT", 4)
-    monkeypatch.setattr(dense_branches, "block_size", lambda numbers, device: 7)
+    monkeypatch.setitem(torch_form.STRETCH, "cpu", 3000)
+    monkeypatch.setitem(torch_form.PART, "cpu", 300)
+    monkeypatch.setattr(torch_form, "HEIGHT", 4)
+    monkeypatch.setattr(torch_form, "block_size", lambda numbers, device: 7)
     pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
     assert_agree(*pair, inputs(batch, time))
 

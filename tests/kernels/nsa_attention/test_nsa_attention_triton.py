@@ -14,18 +14,8 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_onl
 from torch import Tensor
 
 from kernels import attention, nsa_attention
-from kernels.ops.nsa_attention import (
-    OPERATION,
-    triton_block_queries,
-    triton_block_topk,
-    triton_dense_branches,
-    triton_dense_branches_backward,
-    triton_parts,
-    triton_selected,
-    triton_selected_backward,
-)
+from kernels.ops.nsa_attention import OPERATION, triton_backward, triton_forward, work
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.work import work
 from kernels.triton_common.tuning import Tuned
 
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
@@ -135,14 +125,14 @@ def test_many_tiles_and_parts(monkeypatch):
 
 def small_tiles(monkeypatch) -> None:
     """Tiles of 16 rows, and lists of queries in parts of 5."""
-    monkeypatch.setattr(triton_parts, "TILE_BYTES", 1)
-    monkeypatch.setattr(triton_block_queries, "SPLIT", 5)
+    monkeypatch.setattr(triton_forward, "TILE_BYTES", 1)
+    monkeypatch.setattr(triton_forward, "SPLIT", 5)
     tiled = (
-        triton_dense_branches,
-        triton_dense_branches_backward,
-        triton_block_topk,
-        triton_selected,
-        triton_selected_backward,
+        triton_forward,
+        triton_backward,
+        triton_forward,
+        triton_forward,
+        triton_backward,
     )
     for module in tiled:
         for kernel in vars(module).values():
@@ -191,7 +181,7 @@ def test_choices_and_ties_are_those_of_the_definition(kind, monkeypatch):
     sizes = Sizes(4, 2, 4, 5, 5)
     wanted = chosen(tensors, sizes, "reference")
     assert chosen(tensors, sizes, "triton") == wanted
-    monkeypatch.setattr(triton_block_topk._block_topk_tuned, "configs", [triton.Config({"BJ": 16})])
+    monkeypatch.setattr(triton_forward._block_topk_tuned, "configs", [triton.Config({"BJ": 16})])
     assert chosen(tensors, sizes, "triton") == wanted
 
 

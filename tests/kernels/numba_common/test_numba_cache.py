@@ -7,7 +7,7 @@ import numba
 import pytest
 from numba.core.caching import FunctionCache
 
-from kernels.numba_common import cache
+from kernels.numba_common import compiled
 
 SOURCES = {
     "numba_common/a.py": "import numba",
@@ -23,16 +23,16 @@ def tree(tmp_path, monkeypatch) -> Path:
         path = tmp_path / "kernels" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
-    monkeypatch.setattr(cache, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(compiled, "KERNELS", tmp_path / "kernels")
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     yield tmp_path
-    cache.cache_folder.cache_clear()
+    compiled.cache_folder.cache_clear()
 
 
 def folder() -> str | None:
-    cache.cache_folder.cache_clear()
-    return cache.cache_folder()
+    compiled.cache_folder.cache_clear()
+    return compiled.cache_folder()
 
 
 @pytest.mark.parametrize("place", ["", "elsewhere"], ids=["beside the sources", "in NUMBA_CACHE_DIR"])
@@ -56,7 +56,7 @@ def test_it_is_the_users_where_the_tree_cannot_be_written_and_none_where_that_ca
     (tree / "user" / "archzoo").rename(tree / "moved")
     (tree / "user" / "archzoo").write_text("")
     assert folder() is None
-    assert cache.cached(numba.njit(doubled))(3) == 6
+    assert compiled.cached(numba.njit(doubled))(3) == 6
 
 
 def test_a_user_without_a_home_has_no_cache_in_the_working_folder(tree, monkeypatch):
@@ -74,7 +74,7 @@ def doubled(x):
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 def test_what_is_broken_is_compiled_anew_and_then_whole(kind, length, tree):
     def kernel():
-        return cache.cached(numba.njit(doubled))
+        return compiled.cached(numba.njit(doubled))
 
     folder()
     first = kernel()
@@ -97,7 +97,7 @@ def test_no_room_on_the_disk_is_no_error(tree, monkeypatch):
         raise OSError(28, "No space left on device")
 
     folder()
-    kernel = cache.cached(numba.njit(doubled))
+    kernel = compiled.cached(numba.njit(doubled))
     monkeypatch.setattr(FunctionCache, "save_overload", no_room)
     assert kernel(3) == 6
 
@@ -105,13 +105,13 @@ def test_no_room_on_the_disk_is_no_error(tree, monkeypatch):
 def test_a_folder_that_numba_does_not_take_means_no_cache(tree, monkeypatch):
     """It would look for another, which did not know of all sources."""
     folder()
-    kept = cache.cached(numba.njit(doubled))
+    kept = compiled.cached(numba.njit(doubled))
     own = Path(kept._cache.cache_path)
     own.rmdir()
     own.write_text("")
-    other = cache.cached(numba.njit(doubled))
+    other = compiled.cached(numba.njit(doubled))
     assert other(3) == 6
-    assert not isinstance(other._cache, cache.SafeCache)
+    assert not isinstance(other._cache, compiled.SafeCache)
 
 
 def test_no_way_to_find_a_folder_means_no_cache(tree, monkeypatch):
@@ -119,5 +119,5 @@ def test_no_way_to_find_a_folder_means_no_cache(tree, monkeypatch):
         raise RuntimeError("cannot cache function: no locator available")
 
     folder()
-    monkeypatch.setattr(cache, "SafeCache", fail)
-    assert cache.cached(numba.njit(doubled))(3) == 6
+    monkeypatch.setattr(compiled, "SafeCache", fail)
+    assert compiled.cached(numba.njit(doubled))(3) == 6

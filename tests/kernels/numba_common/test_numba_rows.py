@@ -11,10 +11,17 @@ from support.margins import below
 
 from kernels.numba_common import in_parts, parts_of
 from kernels.numba_common.attention import place_after
-from kernels.numba_common.compiled import EXACT, compiled
-from kernels.numba_common.numbers import exp32, log32
-from kernels.numba_common.rows import add_rows, highest_of, lowest_of, scatter_rows, score_rows, softmax_row
-from kernels.numba_common.vectors import load, store
+from kernels.numba_common.compiled import EXACT, compiled, exp32, log32
+from kernels.numba_common.vectors import (
+    add_rows,
+    highest_of,
+    load,
+    lowest_of,
+    scatter_rows,
+    score_rows,
+    softmax_row,
+    store,
+)
 
 UNIT = 2.0**-24
 """Half the distance of neighbouring fp32 numbers at 1, which one rounding is off by at most."""

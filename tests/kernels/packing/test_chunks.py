@@ -4,8 +4,7 @@ import pytest
 import torch
 from support.kernel_cases import packed
 
-from kernels.packing.boundaries import boundaries
-from kernels.packing.chunks import chunk_table, first_chunks
+from kernels.packing import boundaries, chunk_table, first_chunks
 
 
 @pytest.mark.parametrize("lengths", [(5,), (32, 0, 1, 33, 0), (0, 64), (1, 1, 1)], ids=str)

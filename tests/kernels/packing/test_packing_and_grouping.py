@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from kernels.grouping import sort_by_group
-from kernels.packing.boundaries import boundaries, ragged_rows, sequence_starts, token_sequences
-from kernels.packing.chunks import chunk_counts, most_chunks
+from kernels.indices import sort_by_group
+from kernels.packing import (
+    boundaries,
+    chunk_counts,
+    most_chunks,
+    ragged_rows,
+    sequence_starts,
+    token_sequences,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)

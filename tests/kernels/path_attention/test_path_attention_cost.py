@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import path_attention
-from kernels.flops import flop_counter
-from kernels.ops.path_attention.flops import path_flops
-from kernels.ops.path_attention.layout import attend, attend_backward, block_size
+from kernels.autograd import flop_counter
+from kernels.ops.path_attention.torch_form import attend, attend_backward, block_size, path_flops
 
 
 def inputs(batch: int, time: int, heads: int, kv_heads: int, width: int) -> list[Tensor]:

@@ -9,8 +9,8 @@ from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees
 from torch import Tensor
 
 from kernels import path_attention
-from kernels.ops.path_attention.triton_prepare import compact as path_kernel
-from kernels.ops.path_attention.work import work
+from kernels.ops.path_attention import work
+from kernels.ops.path_attention.triton_forward import compact as path_kernel
 
 slow, long = pytest.mark.slow, pytest.mark.long
 
@@ -76,8 +76,8 @@ def scales(monkeypatch):
     """Sets the tokens of a stretch and of a span, 512 and 8,192 outside."""
 
     def set_both(stretch: int, span: int = 8192) -> None:
-        monkeypatch.setattr("kernels.ops.path_attention.triton_layout.STRETCH", stretch)
-        monkeypatch.setattr("kernels.ops.path_attention.triton_scales.SPAN", span)
+        monkeypatch.setattr("kernels.ops.path_attention.triton_forward.STRETCH", stretch)
+        monkeypatch.setattr("kernels.ops.path_attention.triton_ops.SPAN", span)
 
     return set_both
 

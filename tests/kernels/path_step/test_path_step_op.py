@@ -7,8 +7,7 @@ from support.path_attention_cases import inputs as sequence
 from support.path_step_cases import WITHOUT, token, untouched, within
 
 from kernels import path_attention, path_step
-from kernels.ops.path_step import OPERATION
-from kernels.ops.path_step.work import work
+from kernels.ops.path_step import OPERATION, work
 
 BACKENDS = ["torch", "reference"]
 

@@ -8,7 +8,8 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, unwatched
 from torch import Tensor
 
 from kernels import path_step
-from kernels.ops.path_step import OPERATION, triton_ops
+from kernels.ops import path_step_triton
+from kernels.ops.path_step import OPERATION
 
 KEPT = ("keys", "forgotten", "g", "beta")
 FIXED = ("q", "keys", "values", "w", "beta", "g", "forgotten")
@@ -64,9 +65,9 @@ def test_half_precision(case, dtype):
 
 def test_spans_are_combined_whatever_their_scores(monkeypatch):
     """Three tiles a span and a short last span; scores so far apart that a span vanishes beside another."""
-    tiles = triton_ops._tiles
-    monkeypatch.setattr(triton_ops, "PROGRAMS", 2)
-    monkeypatch.setattr(triton_ops, "_tiles", lambda *sizes: {**tiles(*sizes), "BN": 64})
+    tiles = path_step_triton._tiles
+    monkeypatch.setattr(path_step_triton, "PROGRAMS", 2)
+    monkeypatch.setattr(path_step_triton, "_tiles", lambda *sizes: {**tiles(*sizes), "BN": 64})
     given = {name: x.float() for name, x in token(290, batch=1, heads=1).items()}
     for shift in (0.0, -300.0, -torch.inf):
         given["forgotten"][..., :192] += shift
@@ -99,10 +100,10 @@ def test_storage_with_tokens_before_heads():
     ],
 )
 def test_spans_keep_a_gpu_busy_and_none_is_empty(tokens, entries, span):
-    assert triton_ops._span(entries, tokens) == span
+    assert path_step_triton._span(entries, tokens) == span
     parts = -(-tokens // span)
     assert (parts - 1) * span < tokens
-    assert parts == 1 or entries * parts <= triton_ops.PROGRAMS
+    assert parts == 1 or entries * parts <= path_step_triton.PROGRAMS
 
 
 def test_what_the_kernels_refuse():

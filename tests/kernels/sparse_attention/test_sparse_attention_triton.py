@@ -9,9 +9,8 @@ from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_sparse_attention_op import chosen
 
 from kernels import sparse_attention
-from kernels.ops.sparse_attention import triton_selection
-from kernels.ops.sparse_attention.inverse import BLOCK, selectors
-from kernels.ops.sparse_attention.work import work
+from kernels.ops.sparse_attention import triton_masked, work
+from kernels.ops.sparse_attention.select import BLOCK, selectors
 
 CUT = packed(1, 8, 0, 4)
 
@@ -57,7 +56,7 @@ QUICK = ("one token", "grouped heads")
 @pytest.fixture(params=["tiles", "lists"])
 def way(request, monkeypatch):
     """Keys are read in tiles, masked, or one by one: whichever costs less, so that small cases would all be tiles."""
-    monkeypatch.setattr(triton_selection, "MASK_COST", 2**20 if request.param == "tiles" else 0)
+    monkeypatch.setattr(triton_masked, "MASK_COST", 2**20 if request.param == "tiles" else 0)
 
 
 @pytest.mark.usefixtures("way")
@@ -71,8 +70,8 @@ def test_kernels_equal_the_definition(case):
 @pytest.mark.parametrize("places", [1, 2])
 def test_short_lists_in_a_long_sequence_are_read_key_by_key(places):
     """140 keys of two query heads to a KV head: more than 128 a place of one or two, fewer a place of three."""
-    assert triton_selection.masks(2, 1, 140, 3)
-    assert not triton_selection.masks(2, 1, 140, places)
+    assert triton_masked.masks(2, 1, 140, 3)
+    assert not triton_masked.masks(2, 1, 140, places)
     inputs = dict(zip("qkv", qkv(1, 140, queries=4, heads=2, kv_heads=1, width=16), strict=True))
     indices = chosen(1, 4, places, keys=140).to(DEVICE)
     assert_kernel_agrees(partial(sparse_attention, indices=indices), inputs, torch.float32)
@@ -81,7 +80,7 @@ def test_short_lists_in_a_long_sequence_are_read_key_by_key(places):
 def test_bits_name_every_selected_pair_and_the_spans_hold_them():
     """Two sequences, 30 queries, 200 keys; one query without keys."""
     indices = without_keys(chosen(2, 30, 9, keys=200, causal=False), 7).to(DEVICE)
-    selection = triton_selection.selection_of(indices, 200)
+    selection = triton_masked.selection_of(indices, 200)
     wanted = torch.zeros(2, 30, 201, dtype=torch.bool, device=DEVICE)
     wanted = wanted.scatter(2, torch.where(indices < 0, 200, indices).long(), True)[..., :200]
     bits = (selection.bits.unsqueeze(-1) >> torch.arange(32, device=DEVICE)) & 1

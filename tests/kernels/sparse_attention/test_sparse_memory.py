@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import lightning_topk
-from kernels.query_blocks import BUDGET, LARGEST
+from kernels.indices import BUDGET, LARGEST
 
 LONG, KEPT = 16_384, 32
 

@@ -21,7 +21,7 @@ from support.triton_cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import rope, timeline_attention
-from kernels.ops.timeline_attention.sort import Timelines, sort_timelines
+from kernels.ops.timeline_attention.torch_form import Timelines, sort_timelines
 
 slow = pytest.mark.slow
 
@@ -67,7 +67,7 @@ class AllocationsOnly(TorchDispatchMode):
 
 def assert_sorted(assignment: torch.Tensor, n_timelines: int, cu_seqlens: torch.Tensor | None) -> None:
     """By the kernels as by PyTorch, to the number."""
-    from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
+    from kernels.ops.timeline_attention.triton_ops import sort_timelines_triton
 
     wanted = sort_timelines(assignment, n_timelines, cu_seqlens)
     sort_timelines_triton(
@@ -100,7 +100,7 @@ def test_counting_sorts_stably(shape, n_timelines, cu_seqlens):
 
 @slow
 def test_starts_sum_over_more_chunks_than_a_program_takes_at_once():
-    from kernels.ops.timeline_attention.triton_sort import _timeline_starts
+    from kernels.ops.timeline_attention.triton_ops import _timeline_starts
 
     counts = assigned(1, 3, 300, 5)[0, :, None].to(DEVICE, torch.int32)  # 3 heads, one timeline, 300 chunks
     chunk_starts = torch.empty(counts.shape, dtype=torch.int64, device=DEVICE)
@@ -122,7 +122,7 @@ def test_counting_takes_any_integers_and_strides():
 
 
 def test_timelines_out_of_range_lead_to_no_wild_address():
-    from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
+    from kernels.ops.timeline_attention.triton_ops import sort_timelines_triton
 
     wild = assigned(1, 40, 2, 9).to(DEVICE) - 3
     got = sort_timelines_triton(wild, 3, None)
@@ -148,7 +148,7 @@ def compare_gather(case: str, dtype: torch.dtype) -> None:
 
     def gather(q, k, v, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_routing import gather
+            from kernels.ops.timeline_attention.triton_ops import gather
 
             return gather(q, k, v, timelines, base)
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
@@ -166,7 +166,7 @@ def test_putting_back_undoes_the_order():
 
     def put_back(there, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_routing import put_back
+            from kernels.ops.timeline_attention.triton_ops import put_back
 
             return put_back(there, timelines, (2, 9, 4))
         return there.squeeze(1)[timelines.places].view(2, 9, 4, 5)
@@ -181,7 +181,7 @@ def test_putting_back_weighs():
 
     def put_back(there, weight, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_routing import put_back
+            from kernels.ops.timeline_attention.triton_ops import put_back
 
             return put_back(there, timelines, (2, 9, 4), weight)
         return there.squeeze(1)[timelines.places].view(2, 9, 4, 5) * weight[..., None]
@@ -221,7 +221,7 @@ def compare_whole(case: str, dtype: torch.dtype, output_limit: float, gradient_l
 @slow
 def test_angles_far_out_are_fp32s():
     """At position 10,000 an angle's own rounding shows, but no more: frequencies are rounded once."""
-    from kernels.ops.timeline_attention.triton_routing import gather
+    from kernels.ops.timeline_attention.triton_ops import gather
 
     rank = torch.arange(2, device=DEVICE)
     far = Timelines(rank, rank, 10_000 + rank.view(1, 2, 1), torch.tensor([0, 2], device=DEVICE))
@@ -257,7 +257,7 @@ def test_long_sequences_are_sorted_stably(cu_seqlens):
 @pytest.mark.gpu
 def test_gradients_are_the_same_bits_at_every_run():
     """Of the gather, at a size where every program of the grid runs at its own time."""
-    from kernels.ops.timeline_attention.triton_routing import gather
+    from kernels.ops.timeline_attention.triton_ops import gather
 
     q = torch.randn(1, 8192, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (q[:, :, :2].detach().clone().requires_grad_() for _ in range(2))

@@ -5,7 +5,7 @@ import torch
 from support.kernel_cases import normal
 from support.triton_cases import DEVICE
 
-from kernels.triton_common.device import sum_rows
+from kernels.triton_common import sum_rows
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 3), (2, 2, 1100), (33, 70), (5, 2, 3)], ids=str)

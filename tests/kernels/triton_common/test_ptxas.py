@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from kernels.triton_common import ptxas
+from kernels.triton_common import tiles
 
 VARIABLE = "TRITON_PTXAS_PATH"
 
@@ -15,9 +15,9 @@ VARIABLE = "TRITON_PTXAS_PATH"
 @pytest.fixture(autouse=True)
 def _no_choice_yet(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    ptxas.choose_ptxas.cache_clear()
+    tiles.choose_ptxas.cache_clear()
     yield
-    ptxas.choose_ptxas.cache_clear()
+    tiles.choose_ptxas.cache_clear()
 
 
 def bundle(monkeypatch, usual: str, later: str) -> None:
@@ -39,7 +39,7 @@ def bundle(monkeypatch, usual: str, later: str) -> None:
 )
 def test_the_later_one_replaces_one_that_is_too_old(usual, later, wanted, monkeypatch):
     bundle(monkeypatch, usual, later)
-    ptxas.take_sound_ptxas()
+    tiles.take_sound_ptxas()
     assert os.environ.get(VARIABLE) == wanted
 
 
@@ -48,7 +48,7 @@ def test_only_hopper_gpus_are_concerned(capability, taken, monkeypatch):
     bundle(monkeypatch, "12.8", "13.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    ptxas.choose_ptxas()
+    tiles.choose_ptxas()
     assert (VARIABLE in os.environ) == taken
 
 
@@ -56,11 +56,11 @@ def test_a_choice_of_the_user_stands(monkeypatch):
     monkeypatch.setenv(VARIABLE, "/own/ptxas")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    ptxas.choose_ptxas()
+    tiles.choose_ptxas()
     assert os.environ[VARIABLE] == "/own/ptxas"
 
 
 def test_the_installed_triton_has_one():
-    ptxas.take_sound_ptxas()
+    tiles.take_sound_ptxas()
     major, minor = triton.knobs.nvidia.ptxas.version.split(".")
-    assert (int(major), int(minor)) >= ptxas.SOUND
+    assert (int(major), int(minor)) >= tiles.SOUND

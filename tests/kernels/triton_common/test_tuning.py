@@ -62,11 +62,10 @@ def kernel(module: str, function: str = "_solve", body=lambda: None) -> SimpleNa
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("kernels.ops.mesa.triton_solve", "mesa._solve"),
+        ("kernels.ops.mesa.triton_forward", "mesa._solve"),
         ("kernels.ops.mesa", "mesa._solve"),
         ("kernels.ops.mesa_triton", "mesa._solve"),
         ("kernels.ops.mesa.backward.triton_solve", "mesa._solve"),
-        ("kernels.triton_common.device", "triton_common._solve"),
         ("kernels.triton_common", "triton_common._solve"),
         ("fla.ops.mesa_net.chunk", "fla.ops.mesa_net.chunk._solve"),
         ("mine", "mine._solve"),
@@ -78,14 +77,14 @@ def test_a_kernel_is_named_by_its_operation_in_whatever_file_it_is(module, name)
 
 def test_two_kernels_of_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(Tuned, "all", [])
-    first = kernel("kernels.ops.mesa.triton_solve", body=lambda x: x)
+    first = kernel("kernels.ops.mesa.triton_forward", body=lambda x: x)
     Tuned(first, CONFIGS, ["K"])
     Tuned(first, CONFIGS, ["V"])  # one kernel may be tuned for two purposes
     Tuned(kernel("kernels.ops.nsa_attention.triton_solve", body=lambda y: y), CONFIGS, ["K"])
     with pytest.raises(
         ValueError, match=r"two kernels are called mesa\._solve, in .*triton_solve and .*triton_read"
     ):
-        Tuned(kernel("kernels.ops.mesa.triton_read", body=lambda y: y), CONFIGS, ["K"])
+        Tuned(kernel("kernels.ops.mesa.triton_forward", body=lambda y: y), CONFIGS, ["K"])
     assert len(Tuned.all) == 3
 
 

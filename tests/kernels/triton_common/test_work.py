@@ -8,7 +8,7 @@ from support.hyper_cases import pre_inputs, stream_inputs
 from support.kernel_cases import normal, packed
 
 import kernels
-from kernels.triton_common.work import nbytes
+from kernels.triton_common.tiles import nbytes
 
 TOKENS, N, WIDTH, ROWS = 10, 4, 8, 24  # of `stream_inputs`; ROWS = 2·N + N², coefficients of a token
 
@@ -47,7 +47,7 @@ def test_bytes_are_those_of_what_is_read_and_written(case, dtype):
     results = getattr(kernels, name)(**given, **options)
     results = [results] if isinstance(results, torch.Tensor) else results
     size = {INPUTS: nbytes(*given.values()), RESULTS: nbytes(*results)}
-    work = importlib.import_module(f"kernels.ops.{name}.work").work
+    work = importlib.import_module(f"kernels.ops.{name}").work
     forward, backward = work(**given, **options)
     assert (forward.kernel, forward.way, backward.way) == (name, "forward", "backward")
     assert forward.bytes == size[INPUTS] + size[RESULTS] + kept

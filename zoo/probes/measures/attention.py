@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.positions import by_position, mean_over_queries
-from zoo.probes.probe_row import Row, buckets, by_head
+from zoo.probes.measure import (
+    Measure,
+    Row,
+    buckets,
+    by_head,
+    by_position,
+    mean_over_queries,
+    register_measure,
+)
 
 RANKS = (1, 8)
 

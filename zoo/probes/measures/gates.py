@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.probe_row import Row, by_head
+from zoo.probes.measure import Measure, Row, by_head, register_measure
 
 LOW = 0.1
 

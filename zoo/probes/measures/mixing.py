@@ -8,21 +8,19 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.matrix_norms import chain_product, matrix_norms
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.probe_row import Row, row
+from zoo.probes.measure import Measure, Row, chain_product, matrix_norms, register_measure, row
 
 
 @register_measure
 class Mixing(Measure):
-    """Norms (zoo.probes.matrix_norms) of every token's mixing matrices, then their means over the tokens.
+    """Norms (zoo.probes.measure) of every token's mixing matrices, then their means over the tokens.
 
         h_res_*      of H_l [n, n] of sub-block l, in fp64
         composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one
 
     * is sigma (axis "rank" [i, i+1): the i-th singular value), sigma_max, sigma_min, amax, row_sum. A plain residual is
     H = (1): everything is 1. A product beyond fp64 has infinite norms and singular values that are NaN. The
-    loss of factorised streams between layers (zoo.residuals.factorised_streams) is not in the product.
+    loss of factorised streams between layers (zoo.residuals.shc) is not in the product.
     """
 
     name = "mixing"

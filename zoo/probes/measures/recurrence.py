@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.probe_row import Row, by_head, row
+from zoo.probes.measure import Measure, Row, by_head, register_measure, row
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.probe_row import Row, by_head
+from zoo.probes.measure import Measure, Row, by_head, register_measure
 
 
 @register_measure

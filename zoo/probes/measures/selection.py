@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.positions import by_position, mean_over_queries
-from zoo.probes.probe_row import Row, row
+from zoo.probes.measure import Measure, Row, by_position, mean_over_queries, register_measure, row
 
 
 @register_measure

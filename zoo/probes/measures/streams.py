@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.probes.events import ProbeEvent
-from zoo.probes.matrix_norms import singular_values
-from zoo.probes.measure import Measure, register_measure
-from zoo.probes.probe_row import Row, row
+from zoo.probes.measure import Measure, Row, register_measure, row, singular_values
 
 
 @register_measure

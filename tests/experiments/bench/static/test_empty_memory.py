@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.program import RUN
 
-from experiments.bench.operator_traffic import OperatorBytes
+from experiments.bench.memory_traffic import OperatorBytes
 from experiments.bench.static.host_calls import even_selection, spread_blocks
 from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
@@ -37,7 +37,7 @@ from pathlib import Path
 empty, fill = torch.empty, int(sys.argv[2])
 torch.empty = lambda *a, **k: empty(*a, **k).fill_(fill)
 torch.empty_like = lambda x, **k: torch.empty(x.shape, **{"dtype": x.dtype, **k})
-from experiments.bench.cases.attention import nsa
+from experiments.bench.cases import nsa
 from experiments.bench.static.operation_counts import account
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import on_triton

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from experiments.bench.cases.call import Call
+from experiments.bench.cases import Call
 from experiments.bench.static.compiler import Compiled, Compiler
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.operation_counts import account

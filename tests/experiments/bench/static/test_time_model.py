@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.bench.roofline import PEAKS
+from experiments.bench.memory_traffic import PEAKS
 from experiments.bench.static import time_model
 from experiments.bench.static.gpus import GPUS, programs_resident
 from experiments.bench.static.launch_traffic import Product

@@ -1,0 +1,56 @@
+"""Headlines on state tracking: negative eigenvalues, and positions that depend on the data."""
+
+from analysis.evidence.headlines.differences import beats
+from analysis.evidence.headlines.headline_entries import Headline
+
+GRAZZI = "Grazzi et al. 2024 (arXiv:2411.12537)"
+PATH = "PaTH (arXiv:2505.16381) and FoX (arXiv:2503.02130)"
+FORMS = ("path_fox no forget_gate", "path_fox", "path_fox no householder", "transformer")
+RULE = "more right answers by a twentieth or more, with the whole interval"
+
+HEADLINES = (
+    Headline(
+        1,
+        "Does a delta rule need negative eigenvalues for parity?",
+        GRAZZI,
+        "eigenvalues in (−1, 1) solve parity, those in (0, 1) do not",
+        f"KDA with neg_eigval: {RULE}, than without",
+        beats("parity", "kda_pure neg_eigval", "kda_pure", longer=(48, 96)),
+        config="parity",
+        differs="24 bits in training and 96 in evaluation, every prefix asked for (paper: up to 40 and 256, asked "
+        "once); one layer of KDA, width 64, 200 steps",
+    ),
+    Headline(
+        2,
+        "Does a delta rule need negative eigenvalues for words of swaps over S3?",
+        GRAZZI,
+        "one layer with eigenvalues in (−1, 1) follows swaps of a few points, one with those in (0, 1) does not",
+        f"KDA with neg_eigval: {RULE}, than without",
+        beats("s3", "kda_pure neg_eigval", "kda_pure", longer=(16, 32)),
+        config="s3",
+        differs="swaps of three points (paper: of five), words of 8 elements and tests of 32 (paper: longer "
+        "ones); one layer, width 64, 1,200 steps",
+    ),
+    Headline(
+        3,
+        "Do PaTH's positions solve the flip-flop language where rotary ones do not?",
+        PATH,
+        "one layer of PaTH solves it; RoPE and FoX err",
+        f"PaTH: {RULE}, than rotary positions",
+        beats("path_flip_flop", FORMS[0], FORMS[3], beside=FORMS[1:3]),
+        config="path_flip_flop",
+        differs="16 instructions (paper: 256, and tests of rarer and longer gaps); one layer, width 64; "
+        "300 steps",
+    ),
+    Headline(
+        4,
+        "Do PaTH's positions track items that are swapped, words over S5, where rotary ones do not?",
+        PATH,
+        "one layer of PaTH with two heads can follow swaps of five points; A5 takes fewer layers than RoPE or FoX need",
+        f"PaTH: {RULE}, than rotary positions and than a forget gate alone",
+        beats("path_tracking", FORMS[0], FORMS[3], FORMS[2], beside=FORMS[1:2], longer=(37, 69)),
+        config="path_tracking",
+        differs="8 swaps of five boxes and tests of 32, after each of which the item in one box is asked for (paper: "
+        "words over all of A5, whose product is asked for); one layer, width 64, 3,000 steps",
+    ),
+)

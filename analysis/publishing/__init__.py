@@ -1,1 +1,0 @@
-"""Publishing a study as small files that can be committed, with where its numbers come from."""

@@ -1,0 +1,234 @@
+"""Options of blocks and tasks that a command sets and none of its models uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.configuration import hydra_settings
+from experiments.configuration.schema import Config
+from experiments.data import TASKS
+from zoo import registry
+from zoo.config import QUOTING
+from zoo.errors import UserError, unknown
+from zoo.model import letters_of
+
+# Hydra's and OmegaConf's errors in one line: the mistake, what was probably meant, the remedy.
+
+_TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
+
+
+def explain(error: BaseException) -> str:
+    """A configuration error in one line, with a suggestion where a name is close to a known one."""
+    text = _flat(str(error))
+    cause = _flat(str(error.__cause__)) if error.__cause__ else ""
+    if block := _unusable_options():
+        return block
+    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_null, _no_list, _no_values, _bad_syntax):
+        line = rule(text, cause)
+        if line:
+            return line
+    return f"{text} {cause}".strip()
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def _unusable_options() -> str | None:
+    """A block or task whose options have a type that no configuration can hold; nothing can be composed with it."""
+    blocks = [
+        (b.kind, b.name, b.cls, b.config) for kind in registry.KINDS for b in registry.blocks(kind).values()
+    ]
+    for kind, name, cls, config in [*blocks, *(("task", n, t, t.config) for n, t in TASKS.items())]:
+        try:
+            OmegaConf.structured(config)
+        except OmegaConfBaseException as error:
+            file = cls.__module__.replace(".", "/") + ".py"
+            return f"{file}: options of {kind} '{name}': {str(error).splitlines()[0]}; use {_TYPES}"
+    return None
+
+
+def _unknown_choice(text: str, cause: str) -> str | None:
+    """`model=transfomer`: a YAML file that a group does not have."""
+    found = re.search(r"Could not find '([\w/.-]+)/([^'/]*)'", text)
+    if not found:
+        return None
+    group, name = found.groups()
+    if group.startswith("hydra/"):
+        return f"{group}={name} is not here: {hydra_settings.way(group)}"
+    options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
+    return (
+        str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    )
+
+
+def _unknown_key(text: str, cause: str) -> str | None:
+    """`trainer.max_stepz=3`: a key the schema does not have."""
+    found = re.search(r"Could not (?:override|append to config|append) '([^'@]+)'", text)
+    named = re.search(r"Key '([^']+)' (?:not in|is not in)|Error setting .*? '([^']+)'", cause or text)
+    full = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    if found is None and (named is None or full is None):
+        return None
+    key = found.group(1).lstrip("+~") if found else full.group(1)
+    key = key.partition("=")[0]
+    if key == "experiment":
+        return "choose an experiment with a plus: +experiment=NAME"
+    keys, node = known_keys(), key.rpartition(".")[0]
+    meant = " or ".join(f"'{k}'" for k in _similar_keys(key, keys))
+    if meant:
+        return f"unknown key '{key}'; did you mean {meant}?"
+    if node in keys:
+        return f"unknown key '{key}'; {node} has {', '.join(_keys_of(node, keys))}"
+    return f"unknown key '{key}'; `python run.py --cfg job` shows all keys"
+
+
+def _similar_keys(key: str, known: list[str]) -> list[str]:
+    """Up to three keys that may have been meant by an unknown one; none where nothing is alike.
+
+    Those with the same last word deeper inside the same node (model.residual.iters: model.residual.mhc.iters); else the
+    one of the node that is written most alike (probe.window: probe.windows); else those with the same last word
+    anywhere (lr: optim.lr); else the key that is written most alike, if the node is unknown. A node in which one
+    chooses is meant by its name (residual: model.residual.name).
+    """
+    node, _, word = key.rpartition(".")
+    same = [k for k in known if k.rpartition(".")[2] == word]
+    inside = [k for k in same if node and k.startswith(f"{node}.")]
+    alike = (
+        [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
+    )
+    found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
+    found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
+    if not found and node not in known:
+        found = difflib.get_close_matches(key, known, n=1)
+    return [f"{k}.name" if f"{k}.name" in known else k for k in found]
+
+
+def _keys_of(node: str, known: list[str]) -> list[str]:
+    """The last words of the keys right inside a node."""
+    return [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == node]
+
+
+def _bad_value(text: str, cause: str) -> str | None:
+    """`trainer.max_steps=abc`: a value of the wrong type."""
+    for source in (cause, text):
+        found = re.search(r"(Value '.*?'.*?)(?:\n|\.? ?full_key:|$)", source)
+        key = re.search(r"full_key: (\S+)", source)
+        if found and key:
+            return f"{key.group(1)}: {found.group(1).strip()}"
+    return None
+
+
+def _no_list(text: str, cause: str) -> str | None:
+    """`cost.lengths=5`: one value where a list belongs."""
+    found = re.search(r"(\w+) is not a ListConfig, list or tuple", f"{cause} {text}")
+    key = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    return f"{key.group(1)} must be a list; write {key.group(1)}=[A,B]" if found and key else None
+
+
+def _no_null(text: str, cause: str) -> str | None:
+    """`seed=null`: nothing, where a value belongs."""
+    found = re.search(r"field '[^']+' is not Optional", f"{cause} {text}")
+    key = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    return f"{key.group(1)} cannot be null; leave it out for its default" if found and key else None
+
+
+def _no_values(text: str, cause: str) -> str | None:
+    """`optim.lr=interval(1e-4,1e-2)`: a range of numbers, from which another sweeper would draw."""
+    if "does not support sweep type" not in text:
+        return None
+    return f"interval(...) names no values; {hydra_settings.way('hydra/sweeper')}"
+
+
+def _bad_syntax(text: str, cause: str) -> str | None:
+    """A command-line word that Hydra's grammar cannot read, most often an unquoted pattern with parentheses."""
+    if not re.search(
+        r"mismatched input|extraneous input|no viable|NoViableAlt|token recognition|missing", text
+    ):
+        return None
+    first = text.splitlines()[0].removeprefix("LexerNoViableAltException: ")
+    word = re.sub(r"^Error parsing override '(.*)'$", r"\1", first)
+    key, equals, _ = word.partition("=")
+    if not equals:
+        return f"cannot read the command line: {word!r}; give key=value, without spaces around ="
+    example = QUOTING if key == "model.pattern" else f"""quote it twice on a command line: '{key}="..."'"""
+    return f"cannot read the command line: {word}. Quotes, parentheses, commas and a first ~ need quotes; {example}"
+
+
+def known_keys() -> list[str]:
+    """All dotted keys of the schema, and the group names."""
+    from experiments.configuration.schema import Config
+
+    return ["model", "size", "data", "recipe", *_keys(Config())]
+
+
+def _keys(node: object, prefix: str = "") -> list[str]:
+    out = []
+    for f in dataclasses.fields(node):  # type: ignore[arg-type]
+        value, key = getattr(node, f.name), f"{prefix}{f.name}"
+        out.append(key)
+        if dataclasses.is_dataclass(value):
+            out += _keys(value, f"{key}.")
+    return out
+
+
+_NODES = {"mixers": "mixer", "residual": "residual", "channel": "channel"}
+_TASK = "task"
+OPTIONS = (*(f"model.{node}." for node in _NODES), "data.tasks.")
+"""How keys of blocks' and tasks' options begin."""
+
+
+def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]:
+    """A line for each block or task whose options `words` set and no run of `configs` has, with what would use them.
+
+    words: overrides of a command line, "model.residual.mhc.iters=5"; what presets set is not in them. No mistake: the
+    same words may stand behind several commands. No lines where a pattern cannot be read, which a job complains of.
+    """
+    keys: dict[tuple[str, str], dict[str, None]] = {}
+    for word in words:
+        key = word.partition("=")[0].lstrip("+")
+        if block := _block_set_by(key):
+            keys.setdefault(block, {})[key] = None
+    try:
+        used = {block for config in configs for block in _blocks_of(config)}
+    except UserError:
+        return []
+    return [
+        f"no {'run' if block[0] == _TASK else 'model'} of this command uses {', '.join(unused)}; {_how_to_use(*block)}"
+        for block, unused in keys.items()
+        if block not in used
+    ]
+
+
+def _blocks_of(config: Config) -> set[tuple[str, str]]:
+    """(kind, name) of every block that a model is made of, and of its task."""
+    mixers, model = registry.mixer_by_letter(), config.model
+    return {
+        *(("mixer", mixers[letter].name) for letter in set(letters_of(model))),
+        ("residual", model.residual.name),
+        ("channel", model.channel.name),
+        (_TASK, config.data.name),
+        *((_TASK, name) for name in TASKS if config.job == "evaluate"),  # the run decides which counts
+    }
+
+
+def _block_set_by(key: str) -> tuple[str, str] | None:
+    """model.residual.mhc.iters -> ("residual", "mhc"); None for a key that is no block's option."""
+    if key.startswith("data.tasks."):
+        task = key.split(".")[2]
+        return (_TASK, task) if task in TASKS else None
+    node, _, rest = key.removeprefix("model.").partition(".")
+    name = rest.partition(".")[0]
+    known = key.startswith("model.") and node in _NODES and name in registry.blocks(_NODES[node])
+    return (_NODES[node], name) if known else None
+
+
+def _how_to_use(kind: str, name: str) -> str:
+    if kind == "mixer":
+        return f"a model with a layer {registry.get(kind, name).letter} would"
+    return f"data={name} would" if kind == _TASK else f"model.{kind}.name={name} would"

@@ -1,1 +1,0 @@
-"""Run folders: their files, locks, weights and metrics; loading a finished run."""

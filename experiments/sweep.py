@@ -1,0 +1,320 @@
+"""What a command would train, and how far its runs are (dry=true)."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections import Counter
+
+import torch
+from tqdm import tqdm
+
+from experiments import data
+from experiments.configuration.compose import short_labels
+from experiments.configuration.schema import Config
+from experiments.costs import peak_flops
+from experiments.data.cache import cache_root
+from experiments.engines import make_engine
+from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
+from experiments.parallel.group import pick_device
+from experiments.planning.plan import (
+    Plan,
+    leaves,
+    plan,
+    refuse_lost_values,
+    tell_changed,
+    tell_other_settings,
+)
+from experiments.runs import RunFailed, RunPaused
+from experiments.system.processes import MIN_SECONDS
+from zoo.errors import UserError
+
+# The terminal display of a sweep: a progress bar, a line a finished cell, and the cells' names.
+
+
+def cell_names(plans: list[Plan]) -> dict[str, str]:
+    """Run -> the name of its cell: model and seed, and where those are equal the settings in which cells differ.
+
+    Differences from the presets that all models of the sweep share are left out.
+    """
+    return _distinguished(
+        plans, [f"{name} seed {p.config.seed}" for p, name in zip(plans, _labels(plans), strict=True)]
+    )
+
+
+def model_names(plans: list[Plan]) -> dict[str, str]:
+    """Run -> the name of its model, as `cell_names` without the seed."""
+    return _distinguished(plans, _labels(plans))
+
+
+def _labels(plans: list[Plan]) -> list[str]:
+    return short_labels([(p.config, p.letters) for p in plans])
+
+
+def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
+    settings = {p.run: dict(leaves(dataclasses.asdict(p.config))) for p in plans}
+    named = dict(zip(settings, titles, strict=True))
+    names = {}
+    for run, title in named.items():
+        twins = [settings[other] for other in named if named[other] == title]
+        apart = [
+            f"{key}={value}"
+            for key, value in settings[run].items()
+            if any(twin[key] != value for twin in twins)
+        ]
+        names[run] = " ".join([title, *apart])
+    return names
+
+
+class SweepDisplay:
+    """One bar for the sweep with what every worker is doing; finished cells are printed above it.
+
+    names: of the cells, by run; show_bar: whether there is a bar (trainer.progress).
+    """
+
+    def __init__(self, names: dict[str, str], show_bar: bool = True) -> None:
+        self.names = names
+        interval = MIN_SECONDS if sys.stderr.isatty() else 10.0
+        self.bar = tqdm(
+            total=len(names),
+            file=sys.stderr,
+            disable=not show_bar,
+            unit="cell",
+            mininterval=interval,
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar:12}| {n:.1f}/{total} cells [{elapsed}<{remaining}]{postfix}",
+        )
+        self.doing: dict[str, str] = {}
+        self.share: dict[str, float] = {}
+        self.ended = 0
+        self.interval, self.last = interval, 0.0
+
+    def update(self, planned: Plan, what: str, share: float = 0.0) -> None:
+        """Show what the worker of a cell is doing; share: the finished part of that phase."""
+        self.doing[planned.run] = what
+        # Scoring the splits comes after training, whose share of a cell is most of its time.
+        self.share[planned.run] = 0.85 * share if what.startswith("train") else 0.85 * (share > 0)
+        self._refresh()
+
+    def end(self, planned: Plan, what: str) -> None:
+        """Print the result of a cell."""
+        self.doing.pop(planned.run, None)
+        self.share.pop(planned.run, None)
+        self.ended += 1
+        self.bar.clear()
+        tqdm.write(f"[{self.ended}/{self.bar.total}] {self.names[planned.run]}: {what}", file=sys.stdout)
+        sys.stdout.flush()
+        self._refresh(force=True)
+
+    def close(self) -> None:
+        """Close the bar."""
+        self.bar.close()
+
+    def _refresh(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if now - self.last < self.interval and not force:
+            return
+        self.last = now
+        self.bar.n = self.ended + sum(self.share.values())
+        self.bar.set_postfix_str(
+            " | ".join(f"{self.names[k]}: {v}" for k, v in self.doing.items()), refresh=False
+        )
+        self.bar.refresh()
+
+
+# Training the cells of a sweep: checked all at once, then handed to an engine (experiments.engines).
+
+
+def run_sweep(configs: list[Config]) -> None:
+    """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
+
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two
+    folders they are refused.
+    """
+    plans = list({p.folder.path: p for p in checked(configs)}.values())
+    try:
+        failed = train_all(plans)
+    except CellsLeft as left:  # as the command said
+        print(left)
+        return
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
+    paused = sum(not p.done for p in plans)
+    if paused:
+        raise RunPaused(
+            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
+        )
+
+
+def checked(configs: list[Config]) -> list[Plan]:
+    """The plan of every cell. Raises UserError for mistakes, and for cells that would overwrite each other's values."""
+    plans = [plan(config) for config in configs]
+    refuse_lost_values(plans)
+    _refuse_copies(plans)
+    return plans
+
+
+def _refuse_copies(plans: list[Plan]) -> None:
+    """Raise UserError for cells that differ in nothing but their folder: they would be one run, trained twice."""
+    first: dict[str, Plan] = {}
+    for planned in plans:
+        other = first.setdefault(planned.run, planned)
+        if other.folder != planned.folder:
+            raise UserError(
+                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
+                "(name, results); give the sweep one name and sweep over settings"
+            )
+
+
+def train_all(plans: list[Plan]) -> list[Plan]:
+    """Have the planned runs that are not done trained by `sweep.engine`; returns those that failed.
+
+    Runs that paused have not failed and are not done. Raises CellsLeft where the engine does not wait for its cells.
+    """
+    todo = [p for p in plans if not p.done]
+    print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
+    tell_changed(plans)
+    tell_other_settings(plans)
+    if not todo:
+        return []
+    engine = make_engine(todo)  # before any work: it may not be here
+    try:
+        if todo[0].config.sweep.action == "cancel":
+            _cancel(engine, todo)
+        _prepare(todo)
+    except BaseException:
+        engine.close()
+        raise
+    return Sweep(engine, todo).run()
+
+
+def _prepare(plans: list[Plan]) -> None:
+    """Make what cells share, so that they do not wait for each other."""
+    for config in {repr(p.config.data): p.config for p in plans}.values():
+        data.prepare(config.data, config.trainer.progress)
+    if plans[0].config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
+        _measure_peak(plans[0].config)
+
+
+def _measure_peak(config: Config) -> None:
+    """Measure the peak that MFU refers to while no worker trains; workers find it in the cache."""
+    device = pick_device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.trainer.threads)
+        peak_flops.peak(device, cache_root(config.data))
+
+
+def _cancel(engine: Engine, plans: list[Plan]) -> None:
+    """End cells that earlier commands left with the engine, and raise CellsLeft with their number."""
+    ended = sum(engine.cancel(planned) for planned in plans)
+    raise CellsLeft(
+        f"{ended} cells cancelled; without sweep.action=cancel the same command goes on with them"
+    )
+
+
+class Sweep:
+    """Cells on their way through an engine, as many at once as it is to have."""
+
+    def __init__(self, engine: Engine, plans: list[Plan]) -> None:
+        self.engine, self.waiting = engine, list(plans)
+        self.running: dict[str, Plan] = {}
+        self.display = SweepDisplay(cell_names(plans), plans[0].config.trainer.progress)
+        self.failed: list[Plan] = []
+        self.left: list[Plan] = []
+        self.losses: Counter[str] = Counter()
+
+    def run(self) -> list[Plan]:
+        """Have every cell trained; returns those that failed. Raises CellsLeft where some are not waited for."""
+        try:
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < self.engine.capacity:
+                    self._submit(self.waiting.pop(0))
+                for planned in self.engine.changed():
+                    if planned.run in self.running:
+                        self._take(planned, self.engine.state(planned))
+        finally:
+            self.engine.close()
+            self.display.close()
+        if self.left:
+            raise CellsLeft(self.engine.detached_message(len(self.left)))
+        return self.failed
+
+    def _submit(self, planned: Plan) -> None:
+        self.engine.submit(planned)
+        self.running[planned.run] = planned
+        self.display.update(planned, "starting")
+
+    def _take(self, planned: Plan, state: State) -> None:
+        if not state.ended:
+            self.display.update(planned, state.doing, state.share)
+            return
+        del self.running[planned.run]
+        if state.lost and not planned.done and self.losses[planned.run] < planned.config.sweep.retries:
+            self.losses[planned.run] += 1
+            self.waiting.append(planned)
+            return
+        self._finish(planned, state)
+
+    def _finish(self, planned: Plan, state: State) -> None:
+        if state.left:
+            self.left.append(planned)
+            self.display.end(planned, state.why)
+            return
+        if planned.done:
+            self.display.end(planned, _result(planned))
+            return
+        if state.status == PAUSED:
+            self.display.end(planned, "paused")
+            return
+        self.failed.append(planned)
+        # A killed worker leaves at most an earlier attempt's record.
+        recorded = planned.folder.failed and state.status == FAILED
+        why = planned.folder.failure()["message"] if recorded else state.why
+        self.display.end(planned, f"FAILED: {why} ({planned.folder.path})")
+
+
+def _result(planned: Plan) -> str:
+    test = planned.folder.summary()["metrics"].get("test")
+    if test is None:
+        return "done"
+    more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
+    return f"done: test loss {test['loss']:.4f}, {more}"
+
+
+def list_cells(configs: list[Config]) -> None:
+    """Print a line a cell: its state, its run folder, and the words of the command in which it differs from others.
+
+    Everything is checked as for training. Raises UserError.
+    """
+    plans = checked(configs)
+    shared = set.intersection(*(set(config.overrides) for config in configs))
+    states = {planned.folder.path: _state(planned) for planned in plans}
+    width = max(map(len, states.values()))
+    for config, planned in zip(configs, plans, strict=True):
+        own = [word for word in config.overrides if word not in shared]
+        print(
+            "  ".join(
+                [
+                    states[planned.folder.path].ljust(width),
+                    str(planned.folder.path),
+                    *(own or [planned.title]),
+                ]
+            )
+        )
+    counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
+    print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
+    unique = {planned.folder.path: planned for planned in plans}.values()
+    tell_changed(unique)
+    tell_other_settings(unique)
+
+
+def _state(planned: Plan) -> str:
+    if planned.done:
+        return "complete"
+    if planned.folder.complete:
+        return "to score"
+    if planned.folder.resumable:
+        return "to resume"
+    return "failed" if planned.folder.failed else "new"

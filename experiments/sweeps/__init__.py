@@ -1,1 +1,0 @@
-"""Training the cells of a sweep, and what the terminal shows meanwhile; who runs them: experiments.engines."""

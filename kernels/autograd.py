@@ -1,0 +1,163 @@
+"""Kernels have first derivatives only; a second one raises instead of being wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+# FLOPs of PyTorch's operators, by formulas of our own.
+#
+# PyTorch's change with its releases and differ between its forms of attention. Here one model has one count on every
+# device: two a multiply-add, every score entry whether masked or not, two products forward and four backward. Counted
+# are products of matrices and attention; elementwise work is not, nor the short convolution, a multiply-add a tap and
+# channel: together under 0.4 % of a layer at a width of 768, in every block (tests/zoo/test_cost.py). Computing scores
+# again in a backward belongs to the method and is not counted. Operations of ours register theirs where they are
+# defined.
+
+BACKWARD: dict[object, float] = {}
+"""How many times its forward an operator's backward costs, where that is not 2; see `backward_costs`."""
+
+
+def backward_costs(operator: object, forwards: float) -> None:
+    """Declare that the backward of torch.ops.<name space>.<operator> costs so many of its forwards.
+
+    A product's backward costs two: a gradient for either factor. A solve's costs one, a second solve, and an operator
+    without a gradient costs none. The counter does not use this, it counts what runs; a check of the cost of training
+    against the cost of a forward does (tests/zoo/test_contract_files.py).
+    """
+    BACKWARD[operator] = forwards
+
+
+def backward_share(operator: object) -> float:
+    """Return how many forwards an operator's backward costs: what `backward_costs` declared, else 2."""
+    return BACKWARD.get(operator, 2.0)
+
+
+def attention_flops(score_entries: int, key_width: int, value_width: int) -> int:
+    """Return the FLOPs of q·kᵀ and weights·v over so many score entries; a backward costs twice this."""
+    return 2 * score_entries * (key_width + value_width)
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return PyTorch's counter with the formulas of this file; the same count in every release, no table at the end."""
+    return FlopCounterMode(display=False, custom_mapping=FORMULAS)
+
+
+def _mm(a, b, *_args, **_options) -> int:
+    return 2 * a[0] * a[1] * b[1]
+
+
+def _bmm(a, b, *_args, **_options) -> int:
+    return a[0] * _mm(a[1:], b[1:])
+
+
+def _added(product):
+    """The formula of addmm or baddbmm, whose first argument is the term that the product is added to."""
+    return lambda _to, *factors, **_options: product(*factors)
+
+
+def _sdpa(q, k, v, *_args, **_options) -> int:
+    batch, heads, queries, width = q
+    return attention_flops(batch * heads * queries * k[2], width, v[3])
+
+
+def _sdpa_backward(_grad, q, k, v, *_args, **_options) -> int:
+    return 2 * _sdpa(q, k, v)
+
+
+_FUSED = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+
+FORMULAS: dict[object, Callable[..., int]] = {
+    torch.ops.aten.mm: _mm,
+    torch.ops.aten.addmm: _added(_mm),
+    torch.ops.aten.bmm: _bmm,
+    torch.ops.aten.baddbmm: _added(_bmm),
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _sdpa for name in _FUSED},
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _sdpa_backward for name in _FUSED},
+}
+"""Operators of PyTorch's -> FLOPs from the shapes of their arguments; they come before PyTorch's own formulas."""
+
+
+# The sigmoid gate on an attention's output, from its logits.
+
+
+def gated(o: Tensor, logits: Tensor | None) -> Tensor:
+    """Return o ⊙ σ(logits) in o's dtype, computed in at least fp32; o itself where there are no logits.
+
+    Saved for the backward are the result, which whatever reads it saves as well, and the logits; neither o nor σ:
+
+        ō = ȳ ⊙ σ(l),   l̄ = ȳ ⊙ o ⊙ σ(l) ⊙ (1 − σ(l)) = ȳ ⊙ y ⊙ (1 − σ(l))
+
+    o, logits  [..., K], one shape, any floating dtypes
+    """
+    return o if logits is None else _Gated.apply(o, logits)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, o: Tensor, logits: Tensor) -> Tensor:
+        wide = torch.promote_types(o.dtype, torch.float32)
+        y = (o.to(wide) * torch.sigmoid(logits.to(wide))).to(o.dtype)
+        ctx.save_for_backward(y, logits)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        y, logits = ctx.saved_tensors
+        wide = torch.promote_types(y.dtype, torch.float32)
+        gate, grad = torch.sigmoid(logits.to(wide)), grad.to(wide)
+        return (grad * gate).to(y.dtype), (grad * y * (1 - gate)).to(logits.dtype)
+
+
+def first_order(backward: Callable) -> Callable:
+    """Decorate the `backward` of an autograd.Function or a custom operator so that its results have no derivative.
+
+    One that is asked for raises RuntimeError. PyTorch's `once_differentiable` is not enough: results of a gradient that
+    is a constant, as that of `out.sum()` is, pass for constants there, and where gradients are asked for by their
+    inputs, as in `torch.autograd.grad`, no way leads to the error.
+    """
+
+    @functools.wraps(backward)
+    def call(ctx, *gradients: Tensor | None):
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        ctx = _Unpacked(ctx)
+        with torch.no_grad():
+            found = backward(ctx, *gradients)
+        found = (found,) if isinstance(found, Tensor) else found
+        results = [x for x in found if x is not None]
+        known = [x for x in (*gradients, *ctx.saved_tensors) if x is not None]
+        # A leaf of its own, as all that is known may be constant.
+        leaf = torch.ones((), requires_grad=True)
+        refused = iter(_Refused.apply(len(results), *results, *known, leaf))
+        return tuple(x if x is None else next(refused) for x in found)
+
+    return call
+
+
+class _Unpacked:
+    """A context whose saved tensors are unpacked once, as checkpoints demand."""
+
+    def __init__(self, ctx) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str):
+        return getattr(self._ctx, name)
+
+
+class _Refused(torch.autograd.Function):
+    """Tensors that depend on all that a `backward` knows, and have no derivative."""
+
+    @staticmethod
+    def forward(ctx, count: int, *tensors: Tensor):
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            'trying to differentiate twice what has first derivatives only: backend="reference" has others too'
+        )

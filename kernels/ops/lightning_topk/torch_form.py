@@ -1,0 +1,188 @@
+"""Lightning top-k in blocks of queries: B·C·HI·T scores at a time, never T × T × HI."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.autograd import backward_costs
+from kernels.dispatch import only_sizes, without_autocast
+from kernels.indices import Block, block_size, query_blocks
+from kernels.ops.lightning_topk.scores import (
+    FIRST,
+    AdaptiveK,
+    best_first,
+    index_scores_alike,
+    newest_scores,
+    ranks,
+    variances,
+    wide,
+)
+
+# The best of each row by partition, on a CPU: a top-k also sorts what it finds, and carries places along.
+
+
+def lowest_kept(rank: Tensor, counts: Tensor) -> Tensor:
+    """The counts-th highest of each row's ranks: rank int64 [B, C, S], counts int64 [B, C] in [1, S] -> [B, C].
+
+    NumPy partitions rows in vectors, several times as fast as PyTorch's top-k.
+    """
+    rows, places = rank.flatten(0, 1).numpy(), (rank.shape[-1] - counts).flatten().tolist()
+    found = [np.partition(row, place)[place] for row, place in zip(rows, places, strict=True)]
+    return torch.from_numpy(np.array(found, dtype=np.int64)).view(counts.shape)
+
+
+def best_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
+    """Places of the `counts` [B, C] highest of each row's distinct ranks [B, C, S], latest first, int32 [B, C, k_max].
+
+    Unused ones are −1.
+    """
+    kept, counts = (rank >= lowest_kept(rank, counts).unsqueeze(-1)).flatten(0, 1), counts.flatten()
+    row, place = kept.nonzero(as_tuple=True)
+    # Places of a row come in rising order: the last of them is the first of the result.
+    slot = (kept.sum(-1).cumsum(0) - 1)[row] - torch.arange(len(row))
+    inside = slot < counts[row]  # more are kept only where weights below 0 rank anywhere
+    out = torch.full((len(counts), k_max), -1, dtype=torch.int32)
+    out[row[inside], slot[inside]] = place[inside].to(torch.int32)
+    return out.view(*rank.shape[:2], k_max)
+
+
+def lightning_topk_torch(
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    scores: str,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
+    """
+    inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
+    if only_sizes(q_idx):
+        counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
+        rule = rule or AdaptiveK("none", 1, 1, 1)
+        settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
+        return lightning_topk_op(*inputs, counts, *settings, k_max, scores, cu_seqlens)
+    if q_idx.shape[1] == 1 and cu_seqlens is None:
+        return lightning_topk_step(*inputs, k=k, k_max=k_max, scores=scores)
+    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
+
+
+@torch.no_grad()
+def lightning_topk_blocks(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    scores: str,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """Selected keys int32 [B, Tq, k_max], one block of queries after another; memory T·k_max and T a block."""
+    batch, queries, heads, _ = q.shape
+    size = block_size(batch * heads * k_idx.shape[1], q.device)
+    out = torch.empty(batch, queries, k_max, dtype=torch.int32, device=q.device)
+    with without_autocast(q):
+        for block in query_blocks(queries, k_idx.shape[1], size, cu_seqlens, q.device):
+            weights = block.rows(w)
+            found = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias, scores)
+            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(found, block.visible, heads))
+            block.rows(out).copy_(_select(ranks(found, weights, scores), counts, k_max, block))
+    return out
+
+
+@torch.no_grad()
+def lightning_topk_step(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    scores: str,
+) -> Tensor:
+    """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked.
+
+    q [B, 1, HI, DI], k_idx [B, Tk, DI], w [B, 1, HI], bias [HI], k [B, 1] or a rule -> int32 [B, 1, k_max].
+    """
+    with without_autocast(q):
+        found = newest_scores(q, k_idx, w, bias, scores)
+        rank = ranks(found, w, scores)
+        rank[..., -1] = FIRST
+        if isinstance(k, AdaptiveK) and found.numel() == found.shape[-1] and found.device.type == "cpu":
+            count = k.of_number(float(torch.var(found, correction=0)) / len(bias) ** 2)
+            best = rank.topk(min(count, k_max, rank.shape[-1]), -1).indices
+            return _latest_first(best.to(torch.int32), k_max)
+        counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
+        return _top_places(rank, counts.clamp(1, k_max), k_max)
+
+
+def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
+    """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
+    counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
+    best = best_places if rank.device.type == "cpu" else _top_places
+    chosen = best(best_first(rank, block), counts, k_max)
+    return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
+
+
+def _top_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
+    """Places of the `counts` [B, C] highest ranks [B, C, S], latest first, int32 [B, C, k_max], −1 where unused."""
+    take = min(k_max, rank.shape[-1])
+    best = rank.topk(take, -1).indices
+    used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
+    return _latest_first(torch.where(used, best, -1).to(torch.int32), k_max)
+
+
+def _latest_first(chosen: Tensor, k_max: int) -> Tensor:
+    """Places [..., n] in falling order, and −1 behind them up to k_max."""
+    missing = k_max - chosen.shape[-1]
+    chosen = chosen.sort(-1, descending=True).values
+    return F.pad(chosen, (0, missing), value=-1) if missing else chosen
+
+
+@torch.library.custom_op("archzoo::lightning_topk", mutates_args=())
+def lightning_topk_op(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    counts: Tensor | None,
+    rule: str,
+    base: int,
+    least: int,
+    most: int,
+    beta: float,
+    reference: float,
+    k_max: int,
+    scores: str,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """`lightning_topk_blocks` behind one operator: how many blocks there are depends on the data's shape."""
+    k = AdaptiveK(rule, base, least, most, beta, reference) if counts is None else counts
+    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
+
+
+@lightning_topk_op.register_fake
+def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, scores, cu_seqlens):
+    return q.new_empty(*q.shape[:2], k_max, dtype=torch.int32)
+
+
+@register_flop_formula(torch.ops.archzoo.lightning_topk)
+def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
+    """Scores of all Tq × Tk pairs, masked or not, as for attention."""
+    batch, queries, heads, width = q
+    return 2 * batch * queries * k_idx[1] * heads * width
+
+
+backward_costs(torch.ops.archzoo.lightning_topk, 0)
