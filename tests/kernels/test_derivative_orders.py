@@ -25,7 +25,7 @@ from kernels.autograd import first_order
 def backwards():
     """Those of all autograd Functions in Triton modules, by name."""
     for module in pkgutil.walk_packages(ops.__path__, "kernels.ops."):
-        if not module.name.rpartition(".")[2].startswith("triton_"):
+        if "triton" not in module.name.rpartition(".")[2]:
             continue
         for name, x in vars(importlib.import_module(module.name)).items():
             if isinstance(x, type) and issubclass(x, torch.autograd.Function) and x.__module__ == module.name:

@@ -28,7 +28,7 @@ def test_the_suite_has_the_rows_of_all_its_parts_at_the_lengths_asked_for(monkey
         return lambda *given: [{"part": name, "given": given}]
 
     for name in PARTS:
-        monkeypatch.setattr(getattr(cpu, name), "run", part(name))
+        monkeypatch.setattr(cpu, f"run_{name}", part(name))
     config = Config(device="cpu")
     config.bench.lengths, config.bench.repeats = [4096, 64], 3
     rows = cpu.run(config)

@@ -17,8 +17,8 @@ from experiments.system import processes
 def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
     """Two processes at once, each with a record far above a pipe's PIPE_BUF."""
     tells = (
-        "import sys, pathlib; from experiments.system import messages; "
-        "messages.tell_failure(pathlib.Path(sys.argv[1]), {'traceback': sys.argv[2] * 50000})"
+        "import sys, pathlib; from experiments.system import processes; "
+        "processes.tell_failure(pathlib.Path(sys.argv[1]), {'traceback': sys.argv[2] * 50000})"
     )
     both = [f"{sys.executable} -c {shlex.quote(tells)} {tmp_path} {letter}" for letter in "ab"]
     process = subprocess.Popen(

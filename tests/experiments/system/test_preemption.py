@@ -7,12 +7,12 @@ import sys
 
 CHILD = """
 import os, signal, sys, time
-from experiments.system import preemption
-preemption.pause_on_from_others(signal.SIGTERM, int(sys.argv[1]) or os.getppid())
+from experiments.system import signals
+signals.pause_on_from_others(signal.SIGTERM, int(sys.argv[1]) or os.getppid())
 print("ready", flush=True)
-while preemption.received() is None:
+while signals.received() is None:
     time.sleep(0.01)
-print(preemption.received().name, flush=True)
+print(signals.received().name, flush=True)
 """
 
 

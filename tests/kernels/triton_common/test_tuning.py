@@ -82,9 +82,9 @@ def test_two_kernels_of_one_name_are_refused(monkeypatch):
     Tuned(first, CONFIGS, ["V"])  # one kernel may be tuned for two purposes
     Tuned(kernel("kernels.ops.nsa_attention.triton_solve", body=lambda y: y), CONFIGS, ["K"])
     with pytest.raises(
-        ValueError, match=r"two kernels are called mesa\._solve, in .*triton_solve and .*triton_read"
+        ValueError, match=r"two kernels are called mesa\._solve, in .*triton_forward and .*triton_backward"
     ):
-        Tuned(kernel("kernels.ops.mesa.triton_forward", body=lambda y: y), CONFIGS, ["K"])
+        Tuned(kernel("kernels.ops.mesa.triton_backward", body=lambda y: y), CONFIGS, ["K"])
     assert len(Tuned.all) == 3
 
 
