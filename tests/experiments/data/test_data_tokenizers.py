@@ -178,15 +178,15 @@ def test_a_tokenizer_of_long_words_is_not_one_from_before_they_were_cut(config, 
 
 SLOW = """
 import signal, sys
-from experiments.data import tokenizer_kinds
+from experiments.data import tokenizers
 
 def stop(*_):
     raise SystemExit(7)
 
 signal.signal(signal.SIGTERM, stop)
-tokenizer_kinds.pieces = lambda text: [text]  # one word, as before words were cut: minutes of work
+tokenizers.pieces = lambda text: [text]  # one word, as before words were cut: minutes of work
 print("ready", flush=True)
-tokenizer_kinds.train(["".join(map(str, range(100_000)))], 4096)
+tokenizers.train(["".join(map(str, range(100_000)))], 4096)
 """
 
 
