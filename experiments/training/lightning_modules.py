@@ -21,7 +21,7 @@ from experiments.data.task_set import TaskBatches
 from experiments.data.tasks_base import IGNORE
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
-from experiments.parallel.group import sums_gradients
+from experiments.parallel.replicated import sums_gradients
 from experiments.parallel.sharded import clip, sum_whole_gradients, whole
 from experiments.scoring.tasks import accuracies
 from zoo.context import Context

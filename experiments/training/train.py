@@ -25,7 +25,7 @@ from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_set import TaskBatches
 from experiments.parallel import group
-from experiments.parallel.group import replicate
+from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
 from experiments.planning.plan import Plan
 from experiments.runs import METRICS, MetricLog, read_metrics

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from experiments.parallel import group
+from experiments.parallel import group, replicated
 
 PROCESSES = 6
 
@@ -116,11 +116,11 @@ def test_only_the_last_backward_of_a_step_sums_over_replicas_and_sharded_models_
 
         require_backward_grad_sync = True
 
-    monkeypatch.setattr(group, "DistributedDataParallel", Replicas)
+    monkeypatch.setattr(replicated, "DistributedDataParallel", Replicas)
     replicas, other = Replicas(), torch.nn.Linear(1, 1)
     for last in (False, True):
-        group.sums_gradients(replicas, last)
-        group.sums_gradients(other, last)
+        replicated.sums_gradients(replicas, last)
+        replicated.sums_gradients(other, last)
         assert replicas.require_backward_grad_sync == last
     assert not hasattr(other, "require_backward_grad_sync")
 
@@ -135,7 +135,7 @@ def test_on_a_gpu_nccl_sums_a_bucket_while_the_backward_goes_on(monkeypatch):
     bucket = type("Bucket", (), {"buffer": lambda self: tensor})()
     tensor = type("OnGpu", (), {"is_cuda": True})()
     monkeypatch.setattr(group.dist, "all_reduce", all_reduce)
-    done = group.sum_bucket(None, bucket)
+    done = replicated.sum_bucket(None, bucket)
     assert asked == [(tensor, True)]
     future.set_result(["the sum"])
     assert done.wait() == "the sum"
@@ -166,8 +166,8 @@ def test_replicas_stand_on_their_device_and_sum_in_a_fixed_order_without_touchin
         def register_comm_hook(self, state, hook) -> None:
             asked.append((state, hook))
 
-    monkeypatch.setattr(group, "DistributedDataParallel", Replicas)
+    monkeypatch.setattr(replicated, "DistributedDataParallel", Replicas)
     model = type("Model", (), {"to": lambda self, device: asked.append(device)})()
-    assert isinstance(group.replicate(model, "compiled", torch.device(device)), Replicas)
+    assert isinstance(replicated.replicate(model, "compiled", torch.device(device)), Replicas)
     options = {"device_ids": devices, "find_unused_parameters": True, "broadcast_buffers": False}
-    assert asked == [torch.device(device), ("compiled", options), (None, group.sum_bucket)]
+    assert asked == [torch.device(device), ("compiled", options), (None, replicated.sum_bucket)]
