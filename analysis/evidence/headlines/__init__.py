@@ -4,8 +4,8 @@
     found = headlines.judge_all([Path("results/published")])
     print("\n".join(headlines.lines(found)))
 
-A headline is a `Headline` in ``HEADLINES`` of a file of analysis/headlines/papers: a claim of the ledger
-(analysis/ledger), whose evidence is a comparison, conf/headline/NAME.yaml, trained by job=papers. The ledger's rules
+A headline is a `Headline` in ``HEADLINES`` of a file of analysis/evidence/headlines/papers: a claim of the ledger
+(analysis/evidence/ledger), whose evidence is a comparison, conf/headline/NAME.yaml, trained by job=papers. The ledger's rules
 give its verdict.
 """
 

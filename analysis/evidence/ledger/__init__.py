@@ -4,7 +4,7 @@
     evidence = ledger.Evidence(measured, [Path("results/published")])    # measured: rows of experiments.evidence
     entries = [ledger.judge(claim, evidence) for claim in ledger.chosen([1, 13])]
 
-The claims are files in analysis/claims; `rules` says how a verdict follows from numbers.
+The claims are files in analysis/evidence/claims; `rules` says how a verdict follows from numbers.
 """
 
 from analysis.evidence.ledger.entries import Claim, Evidence, chosen, known_claims

@@ -142,7 +142,7 @@ Part = Check | Lack | Remark
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of the ledger, listed in ``CLAIMS`` of a module in analysis/claims.
+    """One row of the ledger, listed in ``CLAIMS`` of a module in analysis/evidence/claims.
 
     statement: the claim in a sentence; documents: where it stands; quoted: the value there; rule: in words, what the
     claim needs of the numbers; judge(evidence): its parts, numbers with what the claim needs of them; behind: tests
