@@ -6,7 +6,8 @@ A file in this folder registers functions by the claim's number (its row in the 
     def cayley() -> Iterator[Number]:
         yield bounded("error of QᵀQ = I", error, 1e-12)
 
-Every file is found by itself. What a number means for a claim is decided in analysis/evidence/claims, from the number alone.
+Every file is found by itself. What a number means for a claim is decided in analysis/evidence/claims, from the number
+alone.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     print("\n".join(headlines.lines(found)))
 
 A headline is a `Headline` in ``HEADLINES`` of a file of analysis/evidence/headlines/papers: a claim of the ledger
-(analysis/evidence/ledger), whose evidence is a comparison, conf/headline/NAME.yaml, trained by job=papers. The ledger's rules
-give its verdict.
+(analysis/evidence/ledger), whose evidence is a comparison, conf/headline/NAME.yaml, trained by job=papers.
+The ledger's rules give its verdict.
 """
 
 from analysis.evidence.headlines.headline_entries import Headline, Judged, judge_all, known_headlines
