@@ -1,4 +1,4 @@
-"""Kernels have first derivatives only; a second one raises instead of being wrong."""
+"""What autograd and its FLOP counter know of our operations: costs, first derivatives only, and a gated output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 # FLOPs of PyTorch's operators, by formulas of our own.
 #
 # PyTorch's change with its releases and differ between its forms of attention. Here one model has one count on every
-# device: two a multiply-add, every score entry whether masked or not, two products forward and four backward. Counted
-# are products of matrices and attention; elementwise work is not, nor the short convolution, a multiply-add a tap and
-# channel: together under 0.4 % of a layer at a width of 768, in every block (tests/zoo/test_cost.py). Computing scores
-# again in a backward belongs to the method and is not counted. Operations of ours register theirs where they are
-# defined.
+# device: two a multiply-add, every score entry whether masked or not, two products forward and four backward.
+# Products of matrices and attention count. Elementwise work does not, nor the short convolution, a multiply-add a tap
+# and channel: together under 0.4 % of a layer at a width of 768, in every block. Scores that a backward computes
+# again belong to the method and do not count. Operations of ours register their formulas where they are defined.
 
 BACKWARD: dict[object, float] = {}
 """How many times its forward an operator's backward costs, where that is not 2; see `backward_costs`."""
@@ -26,8 +25,8 @@ def backward_costs(operator: object, forwards: float) -> None:
     """Declare that the backward of torch.ops.<name space>.<operator> costs so many of its forwards.
 
     A product's backward costs two: a gradient for either factor. A solve's costs one, a second solve, and an operator
-    without a gradient costs none. The counter does not use this, it counts what runs; a check of the cost of training
-    against the cost of a forward does (tests/zoo/test_contract_files.py).
+    without a gradient costs none. The counter does not use this, it counts what runs; tests that compare the cost
+    of training with that of a forward do.
     """
     BACKWARD[operator] = forwards
 
@@ -113,6 +112,9 @@ class _Gated(torch.autograd.Function):
         return (grad * gate).to(y.dtype), (grad * y * (1 - gate)).to(logits.dtype)
 
 
+# Kernels have first derivatives only: a second one raises instead of being wrong.
+
+
 def first_order(backward: Callable) -> Callable:
     """Decorate the `backward` of an autograd.Function or a custom operator so that its results have no derivative.
 
@@ -127,14 +129,14 @@ def first_order(backward: Callable) -> Callable:
             return backward(ctx, *gradients)
         ctx = _Unpacked(ctx)
         with torch.no_grad():
-            found = backward(ctx, *gradients)
-        found = (found,) if isinstance(found, Tensor) else found
-        results = [x for x in found if x is not None]
+            computed = backward(ctx, *gradients)
+        computed = (computed,) if isinstance(computed, Tensor) else computed
+        results = [x for x in computed if x is not None]
         known = [x for x in (*gradients, *ctx.saved_tensors) if x is not None]
         # A leaf of its own, as all that is known may be constant.
         leaf = torch.ones((), requires_grad=True)
         refused = iter(_Refused.apply(len(results), *results, *known, leaf))
-        return tuple(x if x is None else next(refused) for x in found)
+        return tuple(x if x is None else next(refused) for x in computed)
 
     return call
 

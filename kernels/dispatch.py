@@ -111,12 +111,12 @@ class Operation:
         """
         if name not in self._backends:
             raise ValueError(self._unknown(name))
-        own = self._backends[name]
-        self._backends[name] = dataclasses.replace(own, **functions)
+        backend = self._backends[name]
+        self._backends[name] = dataclasses.replace(backend, **functions)
         try:
             yield
         finally:
-            self._backends[name] = own
+            self._backends[name] = backend
 
     @contextlib.contextmanager
     def rehearsed(self, name: str, refuses: Callable[..., str | None]) -> Iterator[None]:
@@ -127,9 +127,9 @@ class Operation:
         if name not in self._backends:
             yield
             return
-        own = self._backends[name]
-        computing = self._backends.get("torch", own)
-        with self.override(name, refuses=functools.partial(refuses, own.refuses), run=computing.run):
+        backend = self._backends[name]
+        computing = self._backends.get("torch", backend)
+        with self.override(name, refuses=functools.partial(refuses, backend.refuses), run=computing.run):
             yield
 
     @property

@@ -1,4 +1,4 @@
-"""Blocks of queries, each with the keys that it may see, so that scores are computed in memory linear in T."""
+"""Which rows and keys belong together: rows sorted by group, masks of selected keys, blocks of queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.packing import sequence_starts
 
-# One stable sort by group: the rows of a group next to each other, in their original order.
+# A stable sort by group: the rows of a group next to each other, in their original order.
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def unpack(bits: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     """
     return torch.from_numpy(np.unpackbits(bits.numpy(), axis=-1, count=keys)).to(dtype)
 
+
+# Blocks of queries, each with the keys that it may see, so that scores take memory linear in T.
 
 LARGEST = 128
 """Queries a block: enough for matrix products, few enough that little of a causal block is masked."""

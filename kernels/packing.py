@@ -1,6 +1,7 @@
-"""Packed sequences as a few rectangular batches, each of sequences of about one length.
+"""Packed sequences: their bounds, their chunks, and a few rectangular batches of sequences of about one length.
 
-Shorter sequences end in rows of zeros. Causal results do not depend on the rows after them.
+`cu_seqlens` int32 [N+1], 0 … T, everywhere: the tokens [cu[i], cu[i+1]) of one axis are a sequence of their own.
+None: every row of a batch is a sequence.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def most_chunks(tokens: int, sequences: int, size: int) -> int:
     return (tokens + sequences * (size - 1)) // size
 
 
-# Boundaries, chunks and first chunks of packed sequences, as the one argument that chunked kernels take.
+# The three tables of a chunked call as one argument.
 
 
 class ChunkLayout(NamedTuple):
@@ -138,6 +139,10 @@ class ChunkLayout(NamedTuple):
         """The rows of the table, idle ones among them, C."""
         return len(self.table)
 
+
+# Packed sequences as a few rectangular batches, each of sequences of about one length.
+#
+# Shorter sequences end in rows of zeros. Causal results do not depend on the rows after them.
 
 LONG = 256
 """Sequences of at least this length are never padded: their score entries are n², not one more."""

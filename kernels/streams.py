@@ -1,9 +1,4 @@
-"""Products of a token's few streams, in the forms that are fast on a CPU.
-
-A matrix of 4 × 64 a token is too small for BLAS: thousands of such products take two to ten times as long as
-elementwise passes over the same numbers. Elsewhere they are batched products, which a GPU runs as one kernel and the
-FLOP counter, on the meta device, counts.
-"""
+"""Residual streams [B, T, n, D]: checks of arguments, and products of a token's few streams."""
 
 from __future__ import annotations
 
@@ -44,6 +39,12 @@ def refuses_streams(n: int, *tensors: Tensor) -> str | None:
         return f"needs n of at most {MAX_STREAMS}, got {n}"
     return refusal(*tensors)
 
+
+# Products of a token's few streams, in the forms that are fast on a CPU.
+#
+# A matrix of 4 × 64 a token is too small for BLAS: thousands of such products take two to ten times as long as
+# elementwise passes over the same numbers. Elsewhere they are batched products, which a GPU runs as one kernel and
+# the FLOP counter, on the meta device, counts.
 
 NARROW = 64
 """Widths up to which MKL multiplies rows by rows several times slower than rows by columns."""

@@ -1,4 +1,4 @@
-"""Numba's compiler with one set of options."""
+"""What every kernel of Numba needs: its compiler and cache, arrays, exp and log, checks of calls, threads."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ def _is_writable(folder: Path) -> bool:
     except OSError:
         return False
 
+
+# The compiler with one set of options for all kernels.
 
 EXACT = {"contract"}
 """Products and sums may become one rounding; nothing else changes, so that equal inputs give equal results."""

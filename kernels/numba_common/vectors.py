@@ -1,7 +1,7 @@
-"""Vectors of LANES fp32 numbers as values of compiled code, so that its inner loops are what they are written as.
+"""Vectors of LANES fp32 numbers as values of compiled code, and products with rows of keys that are made of them.
 
-LLVM makes vectors of loops over arrays, but checks at each that the arrays do not overlap, and sums across a vector at
-the end of each.
+With them inner loops are what they are written as. LLVM makes vectors of loops over arrays, too, but checks at each
+that the arrays do not overlap, and sums across a vector at the end of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Softmax attention: the public function and its backends."""
+"""Softmax attention: the public function, its definition, PyTorch's form and libraries' kernels.
+
+o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j     over the keys j that i sees
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,7 @@ from kernels.packing import Rectangles, boundaries, token_sequences
 from kernels.plugins import flash, varlen
 from kernels.sdpa import sdpa
 
-# Attention by a library's kernel for packed sequences, as a backend of the operation.
-
-
-def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
-    """Register a module of kernels.plugins as a backend of attention; a batch is packed sequences of one length."""
-
-    def run(q, k, v, *, causal=True, window=None, scale=None, cu_seqlens=None) -> Tensor:
-        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-        cu_q, cu_k = (boundaries(x, cu_seqlens) for x in (q, k))
-        out = plugin.packed_attention(
-            *(x.flatten(0, 1) for x in (q, k, v)),
-            cu_q,
-            cu_k,
-            queries,
-            keys,
-            causal=causal,
-            window=window,
-            scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        )
-        return out.unflatten(0, (batch, queries))
-
-    def refuses(q, k, v, *, window=None, **_) -> str | None:
-        return plugin.refuses(q, k, v, window)
-
-    operation.register(name, run, refuses=refuses, suits=suits)
-
-
-# Attention as its definition has it: every score, an explicit mask, a softmax. For reading and for truth.
+# The definition: every score, an explicit mask, a softmax. For reading and for truth.
 
 
 def attention_reference(
@@ -108,7 +84,7 @@ def visible(
     return mask
 
 
-# Attention through PyTorch's scaled_dot_product_attention, in memory linear in T: dense, windowed and within segments.
+# PyTorch's scaled_dot_product_attention, in memory linear in T: dense, windowed and within segments.
 #
 # Calls are brought into the forms that its fused kernels take: no mask at all, or a mask for one block of queries.
 # Segments (packed sequences, timelines) are contiguous parts of one token axis, computed as batches of SDPA calls.
@@ -356,6 +332,35 @@ def _forward_flops(q, k, v, cu_seqlens, causal, window, scale, *, out_shape=None
 def _backward_flops(grad, q, k, v, cu_seqlens, causal, window, scale, *, out_shape=None, **_) -> int:
     return 2 * _forward_flops(q, k, v, cu_seqlens, causal, window, scale)
 
+
+# A library's kernel for packed sequences, as a backend of the operation.
+
+
+def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
+    """Register a module of kernels.plugins as a backend of attention; a batch is packed sequences of one length."""
+
+    def run(q, k, v, *, causal=True, window=None, scale=None, cu_seqlens=None) -> Tensor:
+        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+        cu_q, cu_k = (boundaries(x, cu_seqlens) for x in (q, k))
+        out = plugin.packed_attention(
+            *(x.flatten(0, 1) for x in (q, k, v)),
+            cu_q,
+            cu_k,
+            queries,
+            keys,
+            causal=causal,
+            window=window,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        )
+        return out.unflatten(0, (batch, queries))
+
+    def refuses(q, k, v, *, window=None, **_) -> str | None:
+        return plugin.refuses(q, k, v, window)
+
+    operation.register(name, run, refuses=refuses, suits=suits)
+
+
+# The public function and its backends.
 
 __all__ = ["attention"]
 

@@ -1,4 +1,7 @@
-"""Operations and bytes of the Cayley transform."""
+"""The Cayley transform, which makes rotations: the public function, its definition and PyTorch's form.
+
+A = (raw − rawᵀ) / 2,     Q = (I − A)·(I + A)⁻¹
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kernels.streams import check_matrices, refuses_streams
 from kernels.triton_common import lazily
 from kernels.triton_common.tiles import Work, nbytes
 
-# The Cayley transform by its definition: one linear solve, or the powers of a Neumann series.
+# The definition: one linear solve, or the powers of a Neumann series.
 
 
 def cayley_reference(raw: Tensor, neumann_terms: int | None = None) -> Tensor:
@@ -30,7 +33,7 @@ def cayley_reference(raw: Tensor, neumann_terms: int | None = None) -> Tensor:
         return (eye - a) @ sum(torch.linalg.matrix_power(-a, k) for k in range(neumann_terms + 1))
 
 
-# The Cayley transform without a solve where n = 1, 2 or 4, and a gradient that needs only the result.
+# Without a solve where n = 1, 2 or 4, and with a gradient that needs only the result.
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -124,7 +127,7 @@ def rotation_4(x: Sequence[Number]) -> list[Number]:
 CLOSED_FORMS = {1: _cayley_1, 2: _cayley_2, 4: _cayley_4}
 
 
-# The Cayley transform: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["cayley"]
 
@@ -175,6 +178,9 @@ def cayley(raw: Tensor, *, neumann_terms: int | None = None, backend: str = "aut
     if neumann_terms < 1:
         raise ValueError(f"cayley needs neumann_terms of at least 1, got {neumann_terms}")
     return OPERATION(raw, neumann_terms=neumann_terms, backend=backend)
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(raw: Tensor, **_options) -> list[Work]:

@@ -1,4 +1,4 @@
-"""A linear map of its own for every group of rows: the public function and its backends."""
+"""A linear map of its own for every group of rows: the public function, its definition and PyTorch's form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.dispatch import (
     without_autocast,
 )
 
-# Grouped products by their definition: every row with a copy of its matrix.
+# The definition: every row with a copy of its matrix.
 
 
 def grouped_linear_reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
@@ -31,10 +31,10 @@ def grouped_linear_reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tenso
         return torch.einsum("mnk,mk->mn", weight.to(wide)[group], x.to(wide)).to(x.dtype)
 
 
-# Grouped products, one matrix product a group, as two operators that are opaque to tracing.
+# One matrix product a group, as two operators that are opaque to tracing.
 #
-# How many rows a group has is data, which neither a trace nor the meta device knows: both see an operator with a shape,
-# a gradient and a cost.
+# How many rows a group has is data, which neither a trace nor the meta device knows: both see an operator with a
+# shape, a gradient and a cost.
 
 
 def grouped_linear_torch(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
@@ -91,6 +91,8 @@ def _linear_flops(x, weight, counts, *, out_shape=None, **_) -> int:
 def _outer_flops(g, x, counts, *, out_shape=None, **_) -> int:
     return 2 * g[0] * g[1] * x[1]
 
+
+# The public function and its backends.
 
 __all__ = ["grouped_linear"]
 

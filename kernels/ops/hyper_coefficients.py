@@ -1,4 +1,7 @@
-"""Operations and bytes of the coefficients of hyper-connections."""
+"""The coefficients of hyper-connections, by which a token reads, writes and mixes its streams.
+
+Here are the public function, its definition and PyTorch's form.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kernels.streams import check_streams
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 
-# The coefficients of hyper-connections by their definition.
+# The definition.
 
 
 def hyper_coefficients_reference(
@@ -34,7 +37,7 @@ def hyper_coefficients_reference(
     return torch.sigmoid(pre), 2 * torch.sigmoid(post), res, *([streams] if hand_on else [])
 
 
-# The coefficients of hyper-connections in three passes over the streams, forward and backward.
+# Three passes over the streams, forward and backward.
 
 
 def hyper_coefficients_torch(
@@ -114,7 +117,7 @@ def _of_parts(x: Tensor, n: int) -> Tensor:
     return torch.stack([x[:n].sum(), x[n : 2 * n].sum(), x[2 * n :].sum()])
 
 
-# The coefficients of hyper-connections: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["hyper_coefficients"]
 
@@ -169,6 +172,9 @@ def hyper_coefficients(
         "hyper_coefficients", streams, phi=(phi, (rows, n * width)), scale=(scale, (3,)), bias=(bias, (rows,))
     )
     return OPERATION(streams, phi, scale, bias, eps=eps, hand_on=hand_on, backend=backend)
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(

@@ -4,7 +4,7 @@ With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r =
 
     forward   a program has BT tokens and goes over their K numbers: product and squares from one reading, then
               raw = r·φ·vec x, l = s·raw + b and the sigmoids. Saved: the arguments, raw and r
-    backward  (triton_backward.py) first the coefficients, without the streams, a span of tokens a program:
+    backward  first the coefficients, without the streams, a span of tokens a program:
               l̄ from the sigmoids computed again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and
               c = r·(p̄·raw)/K.
               Then a program has BK of the K numbers and a span of tokens, and from one reading of x
@@ -29,7 +29,7 @@ from kernels.triton_common import padded, sigmoid, spans, sum_rows
 from kernels.triton_common.tiles import load_matrix, store_matrix, token_tile
 from kernels.triton_common.tuning import Tuned
 
-# Common parts of the kernels of the coefficients of hyper-connections: loads, scales and biases, and sizes.
+# Loads, scales and biases, and sizes, for all kernels.
 
 TOKEN_TILES = [
     triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
@@ -62,7 +62,7 @@ def precision_of(x: Tensor, phi: Tensor) -> str:
     return "tf32" if x.dtype == phi.dtype != torch.float32 else "tf32x3"
 
 
-# The gradients of the coefficients of hyper-connections, in the notation of triton_ops.py.
+# The gradients.
 
 SPANS, SPAN = 64, 512
 """For the weight's gradient: the most spans of tokens, and the fewest tokens of one, a multiple of every BT."""
@@ -188,6 +188,9 @@ def streams_gradients(
         x, phi, dproduct, along, more, dx, parts, SPAN=span, PRECISION=precision_of(x, phi), **sizes
     )
     return dx, sum_rows(parts, phi.dtype)
+
+
+# The forward pass and the public function.
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""Operations and bytes of mixing streams and writing to them."""
+"""The streams after a sub-block, mixed and written to: the public function, its definition and PyTorch's form.
+
+x_i ← Σ_j h_res_ij · x_j + h_post_i · z
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from kernels.streams import check_streams, pair_products, refuses_streams, row_p
 from kernels.triton_common import lazily
 from kernels.triton_common.tiles import Work, nbytes
 
-# The streams after a sub-block, by their definition.
+# The definition.
 
 
 def hyper_post_reference(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
@@ -25,7 +28,7 @@ def hyper_post_reference(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tens
     return (mixed + h_post[..., None] * z.unsqueeze(-2)).to(streams.dtype)
 
 
-# The streams after a sub-block, as one product of small matrices a token.
+# One product of small matrices a token.
 
 
 def hyper_post_torch(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
@@ -51,7 +54,7 @@ class _Write(torch.autograd.Function):
             return res.mT @ grad, weighted_sum(post, grad), d_res, row_products(grad, z)
 
 
-# Residual streams, mixed and given a sub-block's output: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["hyper_post"]
 
@@ -95,6 +98,9 @@ def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, bac
         h_post=(h_post, streams.shape[:-1]),
     )
     return OPERATION(streams, z, h_res, h_post, backend=backend)
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, **_options) -> list[Work]:

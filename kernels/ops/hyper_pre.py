@@ -1,4 +1,7 @@
-"""Operations and bytes of reading streams."""
+"""The weighted sum of streams that a sub-block reads: the public function, its definition and PyTorch's form.
+
+y = Σ_i h_pre_i · x_i;   with a gain: y · (mean(y²) + eps)^(−1/2) ⊙ gain
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kernels.streams import check_streams, refuses_streams, row_products, spread
 from kernels.triton_common import lazily
 from kernels.triton_common.tiles import Work, nbytes
 
-# The weighted sum of streams, by its definition.
+# The definition.
 
 
 def hyper_pre_reference(
@@ -30,7 +33,7 @@ def hyper_pre_reference(
     return (y, streams) if hand_on else y
 
 
-# The weighted sum of streams, with a gradient that passes over them once.
+# A gradient that passes over the streams once.
 
 
 def hyper_pre_torch(
@@ -69,7 +72,7 @@ class _Read(torch.autograd.Function):
             return spread(h, grad, onto=handed), row_products(x, grad)
 
 
-# The sum of residual streams that a sub-block reads: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["hyper_pre"]
 
@@ -126,6 +129,9 @@ def hyper_pre(
     wanted = {} if gain is None else {"gain": (gain, streams.shape[-1:])}
     check_streams("hyper_pre", streams, h_pre=(h_pre, streams.shape[:-1]), **wanted)
     return OPERATION(streams, h_pre, gain=gain, eps=eps, hand_on=hand_on, backend=backend)
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(

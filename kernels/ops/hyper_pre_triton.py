@@ -1,12 +1,7 @@
-"""The weighted sum that a sub-block reads, in one pass over the streams each way.
+"""The weighted sum that a sub-block reads, alone or with its RMSNorm, in one pass over the streams each way.
 
-A program owns BT tokens and goes over their channels.
-
-    forward   y = Σ_i h_i·x_i; saved: the inputs alone
-    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ; where the streams were passed on
-              (`hand_on`), the gradient from the operations that read them next is added to x̄
-
-With the norm that follows it holds whole rows (triton_norm.py).
+A program owns BT tokens. Where the streams were passed on (`hand_on`), a backward adds the gradient from the
+operations that read them next to x̄.
 """
 
 from __future__ import annotations
@@ -32,15 +27,14 @@ from kernels.triton_common.tiles import (
 )
 from kernels.triton_common.tuning import Tuned
 
-# The weighted sum that a sub-block reads and its RMSNorm, in one pass over the streams each way.
+# With the norm: a program holds whole rows of y, so that the norm costs no further reading.
 #
-# A program holds whole rows of y, so that the norm costs no further reading. With r = (mean(y²) + eps)^(−1/2), ŷ = r·y:
+# With r = (mean(y²) + eps)^(−1/2), ŷ = r·y:
 #
 #     forward   y = Σ_i h_i·x_i,  u = ŷ ⊙ γ; saved: the inputs alone, and y is not written
 #     backward  y and r again from x, and with w = ū ⊙ γ
 #               ȳ = r·(w − ŷ·mean(w·ŷ)),   x̄_i = h_i·ȳ,   h̄_i = Σ_d x_i·ȳ,   γ̄ = Σ ū ⊙ ŷ
-#               Where the streams were passed on (`hand_on`), the gradient from the operations that read them next
-#               is added to x̄; γ̄ is summed over a span of tokens a program, and the parts in a fixed order
+#               γ̄ is summed over a span of tokens a program, and the parts in a fixed order
 
 SPANS, SPAN = 512, 16
 """The most spans of tokens, and the fewest tokens of one, a multiple of every BT."""
@@ -167,6 +161,12 @@ class HyperPreNorm(torch.autograd.Function):
             N=n, BD=triton.next_power_of_2(width),
         )  # fmt: skip
         return dx, dh, sum_rows(parts, gain.dtype), None, None
+
+
+# Without the norm: a program goes over the channels of its tokens.
+#
+#     forward   y = Σ_i h_i·x_i; saved: the inputs alone
+#     backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Several tokens of PaTH attention over a cache: the public function and its backends."""
+"""Several tokens of PaTH attention over a cache: the public function, its definition and PyTorch's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernels.dispatch import Operation, always, only_when_named, without_autocas
 from kernels.ops.path_attention.torch_form import Layout, Past, blocks_of, extend
 from kernels.ops.path_step import check_path_step, path_step_reference
 
-# Several tokens of PaTH attention over a cache as the definition has them: one after the other.
+# The definition: the tokens one after the other.
 
 
 def path_extend_reference(
@@ -37,7 +37,7 @@ def path_extend_reference(
     return torch.stack(out, 1)
 
 
-# Several tokens of PaTH attention over a cache, in blocks: the cached keys enter as what earlier blocks carried.
+# In blocks: the cached keys enter as what earlier blocks carried.
 
 
 def path_extend_torch(
@@ -76,6 +76,8 @@ def _past(layout: Layout, keys: Tensor, values: Tensor, forgotten: Tensor | None
     sums = None if forgotten is None else forgotten.unflatten(1, (layout.kv_heads, -1)).flatten(0, 1)
     return Past(keys.flatten(0, 1), values.flatten(0, 1), sums)
 
+
+# The public function and its backends.
 
 __all__ = ["path_extend"]
 

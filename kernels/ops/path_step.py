@@ -1,4 +1,4 @@
-"""Operations and bytes of a token of PaTH attention over a cache."""
+"""One token of PaTH attention over a cache: the public function, its definition and PyTorch's form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.sdpa import sdpa
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 
-# One token of PaTH attention as its definition has it: the cached tokens one after the other.
+# The definition: the cached tokens one after the other.
 
 
 def path_step_reference(
@@ -48,7 +48,7 @@ def path_step_reference(
     return o.to(q.dtype)
 
 
-# One token of PaTH attention in plain PyTorch: the cache turned, the gate added, PyTorch's own attention.
+# Plain PyTorch: the cache turned, the gate added, PyTorch's own attention.
 
 
 def path_step_torch(
@@ -86,7 +86,7 @@ def path_step_torch(
     return o[:, :, 0].to(q.dtype)
 
 
-# One token of PaTH attention over a cache: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["path_step"]
 
@@ -204,6 +204,9 @@ def check_path_step(
         raise ValueError(
             f"{name} changes its cache in place and has no gradient: call it under torch.no_grad()"
         )
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(

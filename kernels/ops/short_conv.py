@@ -1,4 +1,7 @@
-"""Operations and bytes of the short convolution's kernels."""
+"""The short convolution: the public function, its definition and PyTorch's form.
+
+y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} )
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 
-# Short convolution by its definition: a window that slides over every sequence, token by token.
+# The definition: a window that slides over every sequence, token by token.
 
 
 def short_conv_reference(
@@ -49,7 +52,7 @@ def _one_sequence(
     return torch.stack(outputs) if outputs else tokens, state
 
 
-# Short convolution as k shifted products over an axis on which every sequence starts with its state.
+# k shifted products over an axis on which every sequence starts with its state.
 
 
 def short_conv_torch(
@@ -105,7 +108,7 @@ def _packed(x: Tensor, before: Tensor, weight: Tensor, cu: Tensor) -> tuple[Tens
     return _convolve(axis, weight).index_select(0, first), axis[ends]
 
 
-# Short convolution: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["short_conv"]
 
@@ -189,6 +192,9 @@ def _check_boundaries(x: Tensor, cu_seqlens: Tensor) -> None:
         ends = cu_seqlens.tolist()
         if ends[0] != 0 or ends[-1] != x.shape[1] or ends != sorted(ends):
             raise ValueError(f"short_conv needs cu_seqlens to rise from 0 to T = {x.shape[1]}, got {ends}")
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(

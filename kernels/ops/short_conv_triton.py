@@ -1,14 +1,13 @@
-"""Short convolution as one pass over x forward and one over x and dy backward.
+"""The short convolution as one pass over x forward and one over x and dy backward, and one token by itself.
 
-A program has a tile of BT tokens of one sequence and BD channels, in rows of RUN tokens that follow one another. It
-goes through the tokens of its rows in step: an input is loaded once, and stays for the k windows that it is in.
+A program has a tile of CHUNK tokens of one sequence and BD channels, as CHUNK/RUN rows of RUN tokens that follow one
+another. It goes through the tokens of its rows in step: an input is loaded once, and stays in registers for the k
+windows that it is in.
 
     forward   saved: inputs alone. y_t = act(Σ_i w_i ⊙ x_{t−(k−1)+i}); other programs copy the last k−1 inputs
-    backward  (triton_backward.py) the pre-activation of tokens t … t+k−1 is computed again:
+    backward  the pre-activation of tokens t … t+k−1 is computed again:
               dpre_t = dy_t · act'(pre_t)    dx_t = Σ_i w_i ⊙ dpre_{t+(k−1)−i} + (state after)'s gradient
               dw_i = Σ_t dpre_t ⊙ x_{t−(k−1)+i} as one partial sum a tile, added in a fixed order
-
-One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kernels.packing import chunk_table
 from kernels.triton_common import chunk_bounds, sigmoid, sum_rows
 from kernels.triton_common.tuning import Tuned
 
-# One token of the short convolution for every sequence, as in decoding.
+# One token for every sequence without gradients, as in decoding.
 #
 # A program has the windows of BD channels of one sequence, k inputs each: k−1 from the state and the token. It reads
 # the state once, and writes it once, moved by one.
@@ -91,10 +90,7 @@ def short_conv_one_token(
     return y, after
 
 
-# Device functions of the short convolution's kernels: a tile's bounds, and rows of inputs and of taps.
-#
-# A tile has CHUNK tokens of one sequence and BD channels, as CHUNK/RUN rows of RUN tokens that follow one another. A
-# program goes through the tokens of its rows in step: all of a window but its newest input is in registers already.
+# Device functions: a tile's bounds, and rows of inputs and of taps.
 
 CHUNK = 64
 """Tokens of a tile."""
@@ -173,7 +169,7 @@ def taps_sum(taps, rows, FIRST: tl.constexpr, TAPS: tl.constexpr):
     return total
 
 
-# The gradients of the short convolution, in the notation of triton_ops.py.
+# The gradients.
 
 
 @triton.jit
@@ -337,6 +333,9 @@ def short_conv_backward(
             x, weight, state, dy, dafter, dstate, cu, time, width, **options, BK=state_tile(taps), BD=64
         )
     return dx, parts, dstate
+
+
+# The forward pass.
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""Operations and bytes of Sinkhorn-Knopp."""
+"""Sinkhorn-Knopp, which makes nearly doubly stochastic matrices: public function, definition, PyTorch's form.
+
+M = exp(raw);   iters times:   M_ij ← M_ij / Σ_i M_ij  (columns),   M_ij ← M_ij / Σ_j M_ij  (rows)
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kernels.streams import check_matrices, refuses_streams
 from kernels.triton_common import lazily
 from kernels.triton_common.tiles import Work, nbytes
 
-# Sinkhorn-Knopp by its definition.
+# The definition.
 
 
 def sinkhorn_reference(raw: Tensor, *, iters: int) -> Tensor:
@@ -26,7 +29,7 @@ def sinkhorn_reference(raw: Tensor, *, iters: int) -> Tensor:
     return m
 
 
-# Sinkhorn-Knopp in log space, where exp cannot overflow and no column becomes 0.
+# Log space, where exp cannot overflow and no column becomes 0.
 
 
 def sinkhorn_torch(raw: Tensor, *, iters: int) -> Tensor:
@@ -45,7 +48,7 @@ def sinkhorn_torch(raw: Tensor, *, iters: int) -> Tensor:
     return logs.exp().view(n * n, -1).t().contiguous().view(raw.shape)
 
 
-# Sinkhorn-Knopp normalisation: the public function and its backends.
+# The public function and its backends.
 
 __all__ = ["sinkhorn"]
 
@@ -86,6 +89,9 @@ def sinkhorn(raw: Tensor, *, iters: int = 20, backend: str = "auto") -> Tensor:
     if iters < 1:
         raise ValueError(f"sinkhorn needs iters ≥ 1, got {iters}")
     return OPERATION(raw, iters=iters, backend=backend)
+
+
+# Operations and bytes, for a roofline.
 
 
 def work(raw: Tensor, *, iters: int = 20, **_options) -> list[Work]:

@@ -1,4 +1,4 @@
-"""One query of sparse attention over a cache: the public function and its backends."""
+"""One query of sparse attention over a cache: the public function, its definition and PyTorch's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 
-# One query of sparse attention by its definition: a mask over all rows of the cache.
+# The definition: a mask over all rows of the cache.
 
 
 def sparse_step_reference(
@@ -23,7 +23,7 @@ def sparse_step_reference(
     return sparse_attention_reference(q[:, None], k, v, indices[:, None], scale=scale)[:, 0]
 
 
-# One query of sparse attention as PyTorch's attention over copies of the selected rows.
+# PyTorch's attention over copies of the selected rows.
 
 
 def sparse_step_torch(
@@ -46,6 +46,8 @@ def _gather(x: Tensor, rows: Tensor) -> Tensor:
     batch = torch.arange(len(x), device=x.device)[:, None]
     return x.transpose(1, 2)[batch, rows].transpose(1, 2)
 
+
+# The public function and its backends.
 
 __all__ = ["sparse_step"]
 

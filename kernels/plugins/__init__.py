@@ -1,6 +1,9 @@
 """Installed libraries as backends: a file each with `refuses(q, k, v, window)` and `packed_attention(...)`.
 
-lookup.py finds their functions.
+flash.py   the flash-attn package
+varlen.py  PyTorch's own FlashAttention for packed sequences
+
+Here are the limits that they share, and the search for a library's functions.
 """
 
 from __future__ import annotations
@@ -44,11 +47,11 @@ def look_up(module: str, name: str | None = None) -> tuple[Any, str | None]:
     a compiled part of its own or a package that it needs.
     """
     try:
-        found = importlib.import_module(module)
+        library = importlib.import_module(module)
         # A folder without a file of its own is what another package of that name space left there.
-        if (name is None or not hasattr(found, name)) and getattr(found, "__file__", None) is None:
+        if (name is None or not hasattr(library, name)) and getattr(library, "__file__", None) is None:
             return None, ABSENT
-        return (found, None) if name is None else (getattr(found, name), None)
+        return (library, None) if name is None else (getattr(library, name), None)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return None, ABSENT
@@ -63,9 +66,9 @@ def first_of(*places: tuple[str, str]) -> tuple[Callable | None, str | None]:
     """Of several (module, function), as versions of a library have it, the first that can be had; else why none can."""
     reasons = []
     for module, name in places:
-        found, why = look_up(module, name)
+        function, why = look_up(module, name)
         if why is None:
-            return found, None
+            return function, None
         reasons.append(f"{module} {why}")
     return None, "; ".join(reasons)
 

@@ -1,4 +1,10 @@
-"""Common parts of the Triton kernels: which calls they serve, their tiles and layout, their launches and gradients."""
+"""Common parts of the Triton kernels.
+
+tiles.py   device functions that load, store and sum tiles; the work of a kernel for a roofline; the assembler
+tuning.py  tile sizes of a kernel on a device
+
+Here are what does not fit there: bounds of chunks, sums of rows, and checks of the calls that Triton can serve.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Device functions for tiles of whole rows, and the running maximum of a softmax over tiles.
+"""Device functions for tiles: of rows, of a head's tokens, of matrices, of residual streams.
 
-A row is `WIDTH` neighbouring numbers of a contiguous tensor. Places outside (an unused row, a column beyond the
-width) are read as 0 and never written.
+Places outside (an unused row, a column beyond the width) are read as 0 and never written. At the end: the least work
+of a kernel, and the choice of NVIDIA's assembler.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+# Whole rows, each `WIDTH` neighbouring numbers of a contiguous tensor, and the running maximum of a softmax over
+# tiles.
 
 
 @triton.jit
@@ -47,10 +50,10 @@ def running_max(largest, scores):
     return higher, centre, tl.exp(largest - centre)
 
 
-# Device functions that load and store tiles of a head's tokens and of matrices, masked at their edges.
+# A head's tokens, and matrices.
 #
-# Offsets have the type of the indices. Where a tile of 64-bit places would fill the registers, callers move the pointer
-# to the first token or matrix, which needs 64 bits, and index from there in 32.
+# Offsets have the type of the indices. Where a tile of 64-bit places would fill the registers, callers move the
+# pointer to the first token or matrix, which needs 64 bits, and index from there in 32.
 
 
 @triton.jit
@@ -97,7 +100,7 @@ def store_matrix(x, tile, row, column, ROWS, COLUMNS):
     tl.store(x + row[:, None] * COLUMNS + column[None], tile.to(x.dtype.element_ty), mask=mask)
 
 
-# Device functions for many small square matrices [M, n, n] in registers.
+# Many small square matrices [M, n, n] in registers.
 
 
 @triton.jit
@@ -112,45 +115,7 @@ def matrix_tile(MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr)
     return matrix * SIZE * SIZE, row, column, mask
 
 
-# The choice of NVIDIA's assembler (ptxas) on Hopper GPUs: one that computes matrix descriptors in order.
-#
-# ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma descriptor
-# out of a loop and before the instruction that loads what is added to: seen in the machine code of the delta rule's
-# kernels in some of their launch configurations, of which one H100 read memory out of range and returned wrong numbers
-# without an error. ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and compile for Hopper
-# as well; Triton 3.8 and 3.9 have no older one.
-
-SOUND = (12, 9)
-HOPPER = 9
-_VARIABLE = "TRITON_PTXAS_PATH"
-
-
-@functools.cache
-def choose_ptxas() -> None:
-    """Set TRITON_PTXAS_PATH to Triton's later ptxas where this process has a Hopper GPU and the variable is not set.
-
-    Has to run before the first kernel is compiled. Kernels of other libraries in the process are compiled by it, too.
-    """
-    if _VARIABLE in os.environ or not torch.cuda.is_available():
-        return
-    if torch.cuda.get_device_capability()[0] == HOPPER:
-        take_sound_ptxas()
-
-
-def take_sound_ptxas() -> None:
-    """Set TRITON_PTXAS_PATH to Triton's later ptxas, if its usual one is older than SOUND."""
-    from triton import knobs
-
-    usual, later = knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell
-    if _version(usual.version) < SOUND <= _version(later.version):
-        os.environ[_VARIABLE] = later.path
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
-
-
-# Device functions for residual streams [B, T, n, D] and their coefficients: n rows a token, in tuples.
+# Residual streams [B, T, n, D] and their coefficients: n rows a token, in tuples.
 #
 # n is a compile-time number, so that a tuple is n tiles of one layout: nothing moves between threads except in sums
 # over channels. A program owns its tokens and loops over their channels, which keeps such sums in one fixed order.
@@ -270,3 +235,41 @@ def listed_pairs(queries: int, keys: int, places: int) -> int:
     most = min(places, keys)
     ramp = max(0, most - 1 - (keys - queries)) if queries <= keys else 0  # queries that see fewer than `most`
     return queries * most - ramp * (ramp + 1) // 2
+
+
+# The choice of NVIDIA's assembler (ptxas) on Hopper GPUs: one that computes matrix descriptors in order.
+#
+# ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma descriptor
+# out of a loop and before the instruction that loads what is added to: seen in the machine code of the delta rule's
+# kernels in some of their launch configurations, of which one H100 read memory out of range and returned wrong numbers
+# without an error. ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and compile for Hopper
+# as well; Triton 3.8 and 3.9 have no older one.
+
+SOUND = (12, 9)
+HOPPER = 9
+_VARIABLE = "TRITON_PTXAS_PATH"
+
+
+@functools.cache
+def choose_ptxas() -> None:
+    """Set TRITON_PTXAS_PATH to Triton's later ptxas where this process has a Hopper GPU and the variable is not set.
+
+    Has to run before the first kernel is compiled. Kernels of other libraries in the process are compiled by it, too.
+    """
+    if _VARIABLE in os.environ or not torch.cuda.is_available():
+        return
+    if torch.cuda.get_device_capability()[0] == HOPPER:
+        take_sound_ptxas()
+
+
+def take_sound_ptxas() -> None:
+    """Set TRITON_PTXAS_PATH to Triton's later ptxas, if its usual one is older than SOUND."""
+    from triton import knobs
+
+    usual, later = knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell
+    if _version(usual.version) < SOUND <= _version(later.version):
+        os.environ[_VARIABLE] = later.path
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
