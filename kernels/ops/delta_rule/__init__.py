@@ -1,4 +1,14 @@
-"""The gated delta rule: the public function and its backends."""
+"""The gated delta rule: the public function, its checks, its backends and its work for a roofline.
+
+    S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ        o_t = scale · S_tᵀ·q_t
+
+reference.py        the definition, token by token
+torch_form.py       chunks of up to 32 tokens in PyTorch
+triton_ops.py       chunks of 64 tokens on a GPU: the order of the steps, forward and backward
+triton_forward.py   kernels of the forward pass: preparation of all chunks, then the recurrence across them
+triton_backward.py  kernels of the gradients
+triton_step.py      the kernel of one token, for decoding
+"""
 
 from __future__ import annotations
 
@@ -135,7 +145,7 @@ def check_delta_rule(
         )
 
 
-# Operations and bytes of the gated delta rule's kernels.
+# Operations and bytes, for a roofline.
 
 CHUNK = 64  # as the kernels have it; more tokens mean more operations inside a chunk and fewer states
 

@@ -1,8 +1,4 @@
-"""The chunked gated delta rule as two operators that are opaque to tracing.
-
-The lengths of packed sequences are data; and within an operator many chunks share a few buffers, where in a traced
-graph each would have its own.
-"""
+"""The gated delta rule in chunks, in PyTorch: decays inside a chunk, forward, backward, and the two operators."""
 
 from __future__ import annotations
 
@@ -19,20 +15,21 @@ from kernels.dispatch import reverse_mode_only, without_autocast
 
 # The decay between the tokens of a chunk, without ever exponentiating a positive number.
 #
-# Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys, rows [M, 2,
-# C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
+# Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys, rows [M,
+# 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
 #
 # Decays are built up from single gates and never divided out again, so that a gate of −30 costs its neighbours no
 # digits. `SharedDecay`, of channels that share a gate, and `ChannelDecay`, of channels with a gate each, both have:
 #
-# prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
-# suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g
-# products(rows, out)
-#          rows_i·k_j under the decay between j and i, into out [M, 2, C, C]: zero for j > i and, for keys, for j = i
-# backward(d_products, d_from_start, d_to_end, d_whole, rows, products)
-#          from the gradients of `products` (anything where those are zero), of rows·prefix [M, 2, C, K] (overwritten),
-#          of keys·suffix [M, C, K] (overwritten) and of the log of the whole chunk's decay [M, K]: the gradients of
-#          queries and keys [M, C, K] and of g
+#     prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
+#     suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g
+#     products(rows, out)
+#              rows_i·k_j under the decay between j and i, into out [M, 2, C, C]: zero for j > i and, for keys, for
+#              j = i
+#     backward(d_products, d_from_start, d_to_end, d_whole, rows, products)
+#              from the gradients of `products` (anything where those are zero), of rows·prefix [M, 2, C, K]
+#              (overwritten), of keys·suffix [M, C, K] (overwritten) and of the log of the whole chunk's decay [M, K]:
+#              the gradients of queries and keys [M, C, K] and of g
 
 VANISHED = {torch.float32: -40.0, torch.float64: -300.0}
 """Sums of log gates below these decay to 0: products of two such decays would be denormal, which CPUs are slow at."""
@@ -265,7 +262,7 @@ class ChannelDecay:
         return torch.addcmul(d_queries, same, keys), d_keys, d_g
 
 
-# The gated delta rule a chunk at a time: sequences as chunks, and the WY form forward (chunked_backward.py: backward).
+# The forward pass: sequences as chunks, and the WY form of the rule in each.
 #
 # Within a chunk that starts from state S₀, let G_i be the sum of its gates up to token i, let products be under the
 # decay between their tokens, and let e_i = v_i − (Diag(exp g_i)·S_{i−1})ᵀk_i be the error that token i corrects:
@@ -512,7 +509,7 @@ def _solve(x: Inputs, v: Tensor, weighted: Tensor, room: Saved) -> Tensor:
     return torch.bmm(room.inverse, x.rows_from_start[:, 1])
 
 
-# The gradients of the chunked gated delta rule, in the notation of chunked.py, from what its forward saved.
+# The gradients, in the notation of the forward pass, from what it saved.
 #
 # The two products a chunk that carry the state are run from the last chunk to the first, and carry its gradient.
 
@@ -589,6 +586,12 @@ def _inter_chunk_backward(
     return d_errors, d_after
 
 
+# The public form, as two operators that are opaque to tracing.
+#
+# The lengths of packed sequences are data; and within an operator many chunks share a few buffers, where in a traced
+# graph each would have its own.
+
+
 def delta_rule_torch(
     q: Tensor,
     k: Tensor,
@@ -602,7 +605,7 @@ def delta_rule_torch(
     cu_seqlens: Tensor | None = None,
     delta: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form (chunked.py); heads as of beta.
+    """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form; heads as of beta.
 
     delta=False leaves the delta term out: S_t = Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ, gated linear attention.
 

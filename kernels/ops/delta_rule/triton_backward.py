@@ -1,15 +1,13 @@
-"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_operands.py.
+"""Gradients of the chunked delta rule, in the notation of triton_forward.py.
 
-The gradients of queries, keys and gates are here, those of values and β in triton_backward_values.py.
-
-From F = Diag(β)·E, and dS and dF of triton_inter_chunk_backward.py, all chunks at once:
+From F = Diag(β)·E, and dS and dF of the recurrence backward in time, all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
 
-(N·E = V − K̄·S₀ is differentiated as written, so that no inverse needs a gradient.) The log decay of tokens i > j is
-the sum of gates up to i less the sum up to j, so that each factor contributes to the gates its product with its own
-gradient, summed from the chunk's end.
+(N·E = V − K̄·S₀, N = I + A·Diag(β), is differentiated as written, so that no inverse needs a gradient.) The log decay
+of tokens i > j is the sum of gates up to i less the sum up to j, so that each factor contributes to the gates its
+product with its own gradient, summed from the chunk's end.
 """
 
 from __future__ import annotations
@@ -61,7 +59,87 @@ from kernels.triton_common.tiles import (
 )
 from kernels.triton_common.tuning import Tuned
 
-# The gradients of values, β and the intra-chunk products: the first step of triton_backward.py.
+# The recurrence backward in time: gradients of states, from the last of a sequence's chunks to the first.
+#
+# With dS the gradient of the state after a chunk, and dF that of F, which is written into it, with E taken as
+# independent of F:
+#
+#     dF = scale·Pᵀ·dO + K̃·dS        dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
+
+
+@triton.jit
+def _inter_chunk_backward(
+    queries, keys, from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
+    scale, H, GQ: tl.constexpr, GK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the states after chunks and of F, from the last chunk to the first.
+
+    inputs     queries, keys, from_start, to_end, reads, whole as in `ChunkOperands`; beta [tokens, H];
+               p P [tokens, H, C]; d_o dO [tokens, H, V]; d_final [N, H, K, V] or None
+    outputs    d_states dS [chunks, H, K, V]; d_writes dF [tokens, H, V]; d_initial [N, H, K, V] or None
+    layout     firsts, cu
+    sizes      scale; H heads
+    constants  as in `_inter_chunk`
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    dtype: tl.constexpr = reads.dtype.element_ty
+    token = tl.arange(0, C)
+    key = tl.arange(0, BK)
+    value = tl.program_id(2) * BV + tl.arange(0, BV)
+    d_state = outer_state(d_final, sequence, head, H, key, value, K, V, BK, BV)
+    begin, end, first_chunk, chunks = sequence_chunks(firsts, cu, sequence)
+    for back in range(chunks):
+        step = chunks - 1 - back
+        chunk = (first_chunk + step).to(tl.int64)
+        d_after = d_state.to(d_states.dtype.element_ty)
+        store_matrix(head_state(d_states, chunk, head, H, K, V), d_after, key, value, K, V)
+        first = begin + step * C
+        last = tl.minimum(end - first, C).to(tl.int32)
+        # dF = scale·Pᵀ·dO + K̃·dS
+        ends = load_head_rows(from_token(keys, first, H // GK, K), token, last, head // GK, H // GK, key, K)
+        d_write = tl.dot(ends.to(dtype), d_after, input_precision="ieee")
+        if SHARED:
+            d_write *= load_head_scalars(from_token(to_end, first, H, 1), token, last, head, H)[:, None]
+        d_out = load_head_rows(from_token(d_o, first, H, V), token, last, head, H, value, V).to(dtype)
+        products = load_head_rows(from_token(p, first, H, C), token, last, head, H, token, C)
+        d_write += tl.dot(tl.trans(products), d_out, input_precision="ieee") * scale
+        store_head_rows(from_token(d_writes, first, H, V), d_write, token, last, head, H, value, V)
+        # dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
+        d_error = d_write * load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)[:, None]
+        query = load_head_rows(
+            from_token(queries, first, H // GQ, K), token, last, head // GQ, H // GQ, key, K
+        )
+        read = load_head_rows(from_token(reads, first, H, K), token, last, head, H, key, K)
+        if SHARED:
+            decay = load_head_scalars(from_token(from_start, first, H, 1), token, last, head, H)
+            d_out = (d_out * decay[:, None]).to(dtype)
+        d_state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
+        d_state += tl.dot(tl.trans(query.to(dtype)), d_out, input_precision="ieee") * scale
+        d_state -= tl.dot(tl.trans(read), d_error.to(dtype), input_precision="ieee")
+    if d_initial is not None:
+        store_matrix(head_state(d_initial, sequence, head, H, K, V), d_state, key, value, K, V)
+
+
+_inter_chunk_backward_tuned = Tuned(_inter_chunk_backward, WALK_TILES, ["K", "V", "SHARED"])
+
+
+def inter_chunk_backward(
+    x: ChunkOperands, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
+    scale: float, layout: ChunkLayout,
+) -> StateGradients:  # fmt: skip
+    """Compute dS of all chunks and dF; fill `d_initial` [N, H, K, V] if there is one."""
+    gradients = StateGradients(empty_states(x), torch.empty_like(x.values))
+    _inter_chunk_backward_tuned[grid_of_walk(x, layout)](
+        x.queries, x.keys, x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, *gradients, d_initial,
+        layout.firsts, layout.cu, scale, x.reads.shape[2],
+        **x.groups, **x.widths, SHARED=x.shared, C=CHUNK, BK=padded(x.widths["K"]),
+    )  # fmt: skip
+    return gradients
+
+
+# Gradients of values and β, and of P and A.
 
 
 @triton.jit
@@ -134,98 +212,16 @@ def values_backward(
 
     z Z [B·T, H, C]; errors E [B·T, H, V]; d_o dO [B, T, H, V]; d_writes dF [B·T, H, V].
     """
-    found = ValueGradients(
+    gradients = ValueGradients(
         empty_for_heads(x.v, x.heads), torch.empty_like(x.beta), torch.empty_like(z), torch.empty_like(z)
     )
     _values_tuned[(layout.chunks, x.heads)](
-        x.beta, z, errors, d_o, d_writes, *found, layout.table, layout.cu, scale, x.heads, V=x.widths["V"], C=CHUNK
+        x.beta, z, errors, d_o, d_writes, *gradients, layout.table, layout.cu, scale, x.heads, V=x.widths["V"], C=CHUNK
     )  # fmt: skip
-    return found
+    return gradients
 
 
-# The inter-chunk backward: gradients of states, from the last of a sequence's chunks to the first.
-#
-# With the notation of triton_operands.py, dS the gradient of the state after a chunk, and dF that of F = Diag(β)·E,
-# which is written into it, with E taken as independent of F:
-#
-#     dF = scale·Pᵀ·dO + K̃·dS        dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
-
-
-@triton.jit
-def _inter_chunk_backward(
-    queries, keys, from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
-    scale, H, GQ: tl.constexpr, GK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """The gradients of the states after chunks and of F, from the last chunk to the first.
-
-    inputs     queries, keys, from_start, to_end, reads, whole as in `ChunkOperands`; beta [tokens, H];
-               p P [tokens, H, C]; d_o dO [tokens, H, V]; d_final [N, H, K, V] or None
-    outputs    d_states dS [chunks, H, K, V]; d_writes dF [tokens, H, V]; d_initial [N, H, K, V] or None
-    layout     firsts, cu
-    sizes      scale; H heads
-    constants  as in `_inter_chunk`
-    """
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = reads.dtype.element_ty
-    token = tl.arange(0, C)
-    key = tl.arange(0, BK)
-    value = tl.program_id(2) * BV + tl.arange(0, BV)
-    d_state = outer_state(d_final, sequence, head, H, key, value, K, V, BK, BV)
-    begin, end, first_chunk, chunks = sequence_chunks(firsts, cu, sequence)
-    for back in range(chunks):
-        step = chunks - 1 - back
-        chunk = (first_chunk + step).to(tl.int64)
-        d_after = d_state.to(d_states.dtype.element_ty)
-        store_matrix(head_state(d_states, chunk, head, H, K, V), d_after, key, value, K, V)
-        first = begin + step * C
-        last = tl.minimum(end - first, C).to(tl.int32)
-        # dF = scale·Pᵀ·dO + K̃·dS
-        ends = load_head_rows(from_token(keys, first, H // GK, K), token, last, head // GK, H // GK, key, K)
-        d_write = tl.dot(ends.to(dtype), d_after, input_precision="ieee")
-        if SHARED:
-            d_write *= load_head_scalars(from_token(to_end, first, H, 1), token, last, head, H)[:, None]
-        d_out = load_head_rows(from_token(d_o, first, H, V), token, last, head, H, value, V).to(dtype)
-        products = load_head_rows(from_token(p, first, H, C), token, last, head, H, token, C)
-        d_write += tl.dot(tl.trans(products), d_out, input_precision="ieee") * scale
-        store_head_rows(from_token(d_writes, first, H, V), d_write, token, last, head, H, value, V)
-        # dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
-        d_error = d_write * load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)[:, None]
-        query = load_head_rows(
-            from_token(queries, first, H // GQ, K), token, last, head // GQ, H // GQ, key, K
-        )
-        read = load_head_rows(from_token(reads, first, H, K), token, last, head, H, key, K)
-        if SHARED:
-            decay = load_head_scalars(from_token(from_start, first, H, 1), token, last, head, H)
-            d_out = (d_out * decay[:, None]).to(dtype)
-        d_state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
-        d_state += tl.dot(tl.trans(query.to(dtype)), d_out, input_precision="ieee") * scale
-        d_state -= tl.dot(tl.trans(read), d_error.to(dtype), input_precision="ieee")
-    if d_initial is not None:
-        store_matrix(head_state(d_initial, sequence, head, H, K, V), d_state, key, value, K, V)
-
-
-_inter_chunk_backward_tuned = Tuned(_inter_chunk_backward, WALK_TILES, ["K", "V", "SHARED"])
-
-
-def inter_chunk_backward(
-    x: ChunkOperands, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
-    scale: float, layout: ChunkLayout,
-) -> StateGradients:  # fmt: skip
-    """Compute dS of all chunks and dF; fill `d_initial` [N, H, K, V] if there is one."""
-    found = StateGradients(empty_states(x), torch.empty_like(x.values))
-    _inter_chunk_backward_tuned[grid_of_walk(x, layout)](
-        x.queries, x.keys, x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, *found, d_initial,
-        layout.firsts, layout.cu, scale, x.reads.shape[2],
-        **x.groups, **x.widths, SHARED=x.shared, C=CHUNK, BK=padded(x.widths["K"]),
-    )  # fmt: skip
-    return found
-
-
-# The intra-chunk backward: gradients of queries and keys through P and A of triton_intra_chunk.py.
-#
-# The gates' gradients follow from those of queries and keys: triton_backward.py.
+# Gradients of queries and keys through P and A; those of the gates follow from them in `_keys_and_gates`.
 
 
 @triton.jit
@@ -296,6 +292,9 @@ def intra_chunk_backward_channels(
         d_q += decay * tl.dot(p, k, input_precision="ieee")
         d_right += decay * tl.dot(a, k, input_precision="ieee")
     return d_q, d_right, d_left
+
+
+# Gradients of queries, keys and gates: through P and A, and through the states.
 
 
 @triton.jit
@@ -446,7 +445,8 @@ def keys_and_gates_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute dq and dk [B, T, H, K] of every head, and dg in g's shape: [B, T, H], or [B, T, H, K].
 
-    d_o [B, T, H, V] is the output's gradient; x, forward, back and found are explained in triton_arguments.py.
+    d_o [B, T, H, V] is the output's gradient; the tuples are
+    explained in triton_forward.py.
     """
     q, k, _, g, beta = x
     (heads, q_heads, k_heads, _), width = x.head_counts, x.widths["K"]

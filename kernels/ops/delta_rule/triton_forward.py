@@ -1,8 +1,14 @@
-"""Preparation of chunks for the recurrence across them, of all chunks at once and in one kernel.
+"""Kernels of the chunked delta rule's forward pass: all chunks prepared at once, then the recurrence of states.
 
-    P and A (triton_intra_chunk.py)  →  Z (triton_triangle.py)  →  W, U and the decays (triton_operands.py)
+With G_i the sum of a chunk's gates up to token i, S₀ the state that the chunk starts from, K̄ = exp(G)⊙K, Q̄ =
+exp(G)⊙Q, and K̃ = exp(G_last − G)⊙K:
 
-A never leaves the processor; P and Z are written once, for the outputs and for the backward pass.
+    P_ij = Σ_c q_ic·k_jc·exp(Σ_{j<l≤i} g_lc) for j ≤ i        A_ij = likewise with k_i, for j < i
+    Z = (I + A·Diag(β))⁻¹·A             zero on and above the diagonal
+    W = (I − Z·Diag(β))·K̄              U = (I − Z·Diag(β))·V
+    E = U − W·S₀                        the errors that the tokens correct
+    S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E  one chunk after another
+    o = scale·(Q̄·S₀ + P·Diag(β)·E)
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from kernels.triton_common.tiles import (
 )
 from kernels.triton_common.tuning import Tuned
 
-# Tuples of the tensors that the steps of the chunked delta rule pass on; the steps' order is in triton_ops.py.
+# Tuples of the tensors that the steps pass on; the order of the steps is in triton_ops.py.
 
 
 class Inputs(NamedTuple):
@@ -153,16 +159,16 @@ def sum_heads(parts: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-# Device functions of the delta rule's kernels: gates of a chunk, and the decays between its tokens.
+# Device functions: gates of a chunk, and the decays between its tokens.
 #
 # Everywhere: a chunk has C tokens of one sequence, `token` [C] are their places, counted from where the pointers are,
 # and `last` is where the chunk or its sequence ends. Rows beyond it read as zero, gates too, so that they leave the
 # state alone.
 #
 # Gates are a tile [C, W] of W channels, or [C] where a head's channels share one (SHARED). Decays are exponentials of
-# sums of gates, never of differences of sums: nothing overflows, and a gate of −30 costs its neighbours no digits. Sums
-# over the tokens of a tile are products with matrices of zeros and ones: scans would pass every number through shuffles
-# between threads, five times for 32 tokens, and keep the tensor cores waiting.
+# sums of gates, never of differences of sums: nothing overflows, and a gate of −30 costs its neighbours no digits.
+# Sums over the tokens of a tile are products with matrices of zeros and ones: scans would pass every number through
+# shuffles between threads, five times for 32 tokens, and keep the tensor cores waiting.
 
 CHUNK = 64
 """Tokens a chunk: the height of the tensor cores' products, and of the triangle that is inverted."""
@@ -341,15 +347,379 @@ def head_state(states, row, head, H, K, V):
     return states + (row * H + head) * K * V
 
 
-# The inter-chunk recurrence of the delta rule: states, one of a sequence's chunks after another.
+# P and A, the decayed products of a chunk's tokens.
 #
-# A program holds K × BV of a head's state in fp32; columns of values are independent. With the notation of
-# triton_operands.py:
+# Where every channel has its own gate, these are no matrix products. But between the right and the left half of a
+# chunk the decay is the product of two factors ≤ 1, to and from the middle, and so it is within each half: log2(C)
+# levels of products together hold every pair once. Levels below 16 tokens are products of 16×16 blocks on the
+# diagonal.
 #
-#     E = U − W·S₀        S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E        o = scale·(Q̄·S₀ + P·Diag(β)·E)
+# Both functions take
 #
-# E are the errors that the tokens correct. Forward, outputs are computed on the way, and no state leaves the processor.
-# Backward, where all chunks at once need them, states and errors are computed again and written.
+#     inputs     q, k [tokens, HQ or HK, K]; g [tokens, H] or [tokens, H, K]
+#     place      token [C] and last, of a chunk; head
+#     sizes      H, HQ, HK heads
+#     constants  dtype of products; K key width; C tokens a chunk; BK columns a tile
+#
+# and return, in fp32, P [C, C], A's 16×16 blocks on the diagonal [C/16, 16, 16], and a [C, C] that has A outside of
+# them.
+
+
+@triton.jit
+def products_shared(
+    q,
+    k,
+    g,
+    token,
+    last,
+    head,
+    H,
+    HQ,
+    HK,
+    dtype: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """P [C, C] and both parts of A under gates that a head's channels share; arguments and results: see above."""
+    product = tl.zeros((C, C), tl.float32)
+    overlap = tl.zeros((C, C), tl.float32)
+    # q_i·k_j and k_i·k_j
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(dtype)
+        queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(dtype)
+        product += tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        overlap += tl.dot(keys, tl.trans(keys), input_precision="ieee")
+    column = tl.arange(0, C)
+    # exp(Σ_{j<l≤i} g_l)
+    between = decay_between(load_shared_gates(g, token, last, head, H), C)
+    # P_ij = q_i·k_j·exp(Σ_{j<l≤i} g_l) for j ≤ i
+    product *= between
+    # A_ij = k_i·k_j·exp(Σ_{j<l≤i} g_l) for j < i
+    overlap = tl.where(column[:, None] > column[None], overlap * between, 0.0)
+    return product, diagonal_blocks(overlap, C), overlap
+
+
+@triton.jit
+def products_channels(
+    q,
+    k,
+    g,
+    token,
+    last,
+    head,
+    H,
+    HQ,
+    HK,
+    dtype: tl.constexpr,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """P [C, C] and both parts of A under a gate for every channel; arguments and results: see above."""
+    place = tl.arange(0, C)
+    gate_type: tl.constexpr = g.dtype.element_ty
+    far_p, far_a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    near_p = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
+    near_a = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
+    same = tl.zeros((C,), tl.float32)
+    row = tl.arange(0, BLOCK)[None, :, None]
+    col = tl.arange(0, BLOCK)[None, None, :]
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
+        queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
+        gates = load_gates(g, token, last, head, H, column, K)
+        # P_ii = q_i·k_i
+        same += tl.sum(queries * keys, axis=1)
+        # i > j of two halves of 1 … 8 tokens: decay_i = exp(g_{m+1} + … + g_i) from their middle m on, and
+        # decay_j = exp(g_{j+1} + … + g_m) up to it;
+        # P_ij = (q_i⊙decay_i)·(k_j⊙decay_j),  A_ij = (k_i⊙decay_i)·(k_j⊙decay_j)
+        for level in tl.static_range(4):
+            decay = decay_to_middle(gates, gate_type, 2**level, C)
+            left = tl.reshape((keys * decay).to(dtype), (C // BLOCK, BLOCK, BK))
+            right = tl.reshape((queries * decay).to(dtype), (C // BLOCK, BLOCK, BK))
+            meet = across_middle(row, col, 2**level)
+            transposed = tl.permute(left, (0, 2, 1))
+            near_p += tl.where(meet, tl.dot(right, transposed, input_precision="ieee"), 0.0)
+            near_a += tl.where(meet, tl.dot(left, transposed, input_precision="ieee"), 0.0)
+        # likewise i and j of two halves of 16 and of 32 tokens
+        for level in tl.static_range(2):
+            decay = decay_to_middle(gates, gate_type, BLOCK * 2**level, C)
+            left = (keys * decay).to(dtype)
+            right = (queries * decay).to(dtype)
+            meet = across_middle(place[:, None], place[None], BLOCK * 2**level)
+            far_p += tl.where(meet, tl.dot(right, tl.trans(left), input_precision="ieee"), 0.0)
+            far_a += tl.where(meet, tl.dot(left, tl.trans(left), input_precision="ieee"), 0.0)
+    near_p += tl.where(row == col, tl.reshape(same, (C // BLOCK, BLOCK, 1)), 0.0)
+    return far_p + spread_blocks(near_p, C), near_a, far_a
+
+
+# Z, from the inverse of a chunk's triangle I + A·Diag(β), on which the errors depend.
+#
+#     (I + A·Diag(β))⁻¹ = I − Z·Diag(β)        (I + Diag(β)·A)⁻¹ = I − Diag(β)·Z
+#
+# It is built by doubling: of two neighbouring blocks on the diagonal, Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I −
+# Diag(β₁)·Z₁₁). No power of A is taken, so that equal keys, whose powers grow like binomials, cost no digits.
+
+
+@triton.jit
+def _solve_block(a, left_beta, right_beta, PRECISION: tl.constexpr):
+    """Z [N, 16, 16] of the blocks a of A on the diagonal; β by rows [N, 16, 1] and by columns [N, 1, 16]."""
+    row = tl.arange(0, BLOCK)[None, :, None]
+    col = tl.arange(0, BLOCK)[None, None, :]
+    # Z₂₁ = A₂₁ of single tokens, whose Z₁₁ and Z₂₂ are 0
+    z = tl.where(across_middle(row, col, 1), a, 0.0)
+    for level in tl.static_range(1, 4):
+        corner = tl.where(across_middle(row, col, 2**level), a, 0.0)
+        # (I − Z₂₂·Diag(β₂))·A₂₁
+        corner -= tl.dot(z * right_beta, corner, input_precision=PRECISION)
+        # Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁)
+        z += corner - tl.dot(corner, left_beta * z, input_precision=PRECISION)
+    return z
+
+
+@triton.jit
+def invert_triangle(blocks, a, beta, PRECISION: tl.constexpr, C: tl.constexpr):
+    """Z [C, C] of a chunk of 64 tokens: within blocks of 16, then pairs of blocks, then pairs of pairs.
+
+    inputs     blocks [C/16, 16, 16] A on its diagonal; a [C, C] A outside of them; beta [C]
+    constants  PRECISION of products; C tokens a chunk
+    """
+    left = tl.reshape(beta, (C // BLOCK, BLOCK, 1))
+    right = tl.reshape(beta, (C // BLOCK, 1, BLOCK))
+    z = spread_blocks(_solve_block(blocks, left, right, PRECISION), C)
+    row = tl.arange(0, C)[:, None]
+    col = tl.arange(0, C)[None]
+    for level in tl.static_range(2):
+        corner = tl.where(across_middle(row, col, BLOCK * 2**level), a, 0.0)
+        # (I − Z₂₂·Diag(β₂))·A₂₁
+        corner -= tl.dot(z * beta[None], corner, input_precision=PRECISION)
+        # Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁)
+        z += corner - tl.dot(corner, beta[:, None] * z, input_precision=PRECISION)
+    return z
+
+
+# W, U and the decays, the operands of the recurrence across chunks.
+#
+# Where a head's channels share one gate, exp(G) and exp(G_last − G) are numbers a token: these are written, and
+# neither Q̄ nor K̃.
+
+
+@triton.jit
+def write_operands(
+    q, k, v, g, weighted, queries, keys, from_start, to_end, reads, values, whole, first, last, chunk, head,
+    H, HQ, HK, HV, dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Write all of `ChunkOperands`, for one chunk and head.
+
+    inputs     q, k, v, g as in `Inputs`, from the chunk's first token on; weighted Z·Diag(β) [C, C] in fp32
+    outputs    queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
+    place      first token of the chunk and last, counted from it; chunk, head
+    sizes      H, HQ, HK, HV heads
+    constants  dtype of products; K, V widths; SHARED: one gate a head; C tokens a chunk; BK columns a tile
+    """
+    token = tl.arange(0, C)
+    reads, values = from_token(reads, first, H, K), from_token(values, first, H, V)
+    # (I + A·Diag(β))⁻¹ = I − Z·Diag(β)
+    inverse = tl.where(token[:, None] == token[None], 1.0, -weighted)
+    if SHARED:
+        # exp(G), exp(G_last − G) and exp(G_last)
+        decay, to_last, all_of_it = shared_decays(g, token, last, head, H)
+        store_head_scalars(from_token(from_start, first, H, 1), decay, token, last, head, H)
+        store_head_scalars(from_token(to_end, first, H, 1), to_last, token, last, head, H)
+        tl.store(whole + chunk * H + head + tl.arange(0, 1), all_of_it)
+        # W = (I − Z·Diag(β))·Diag(exp(G))·K
+        of_keys = (inverse * decay[None]).to(dtype)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            key = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(dtype)
+            read = tl.dot(of_keys, key, input_precision="ieee")
+            store_head_rows(reads, read, token, last, head, H, column, K)
+    else:
+        queries, keys = from_token(queries, first, H, K), from_token(keys, first, H, K)
+        is_last = (token == C - 1)[:, None]  # or beyond the sequence's end, where gates are 0
+        of_keys = inverse.to(dtype)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            gates = load_gates(g, token, last, head, H, column, K)
+            decay = decay_from_start(gates, g.dtype.element_ty, C)
+            # Q̄ = exp(G)⊙Q
+            query = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
+            store_head_rows(queries, query * decay, token, last, head, H, column, K)
+            # K̃ = exp(G_last − G)⊙K
+            key = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
+            ends = key * decay_to_end(gates, g.dtype.element_ty, C)
+            store_head_rows(keys, ends, token, last, head, H, column, K)
+            # W = (I − Z·Diag(β))·K̄,  K̄ = exp(G)⊙K
+            read = tl.dot(of_keys, (key * decay).to(dtype), input_precision="ieee")
+            store_head_rows(reads, read, token, last, head, H, column, K)
+            # exp(G_last)
+            place = tl.broadcast_to((whole + (chunk * H + head) * K + column)[None], (C, BK))
+            tl.store(place, decay, mask=is_last & (column < K)[None])
+    # U = (I − Z·Diag(β))·V
+    inverse = inverse.to(dtype)
+    for start in range(0, V, BK):
+        column = start + tl.arange(0, BK)
+        value = load_head_rows(v, token, last, head // (H // HV), HV, column, V).to(dtype)
+        seen = tl.dot(inverse, value, input_precision="ieee")
+        store_head_rows(values, seen, token, last, head, H, column, V)
+
+
+@triton.jit
+def _operands(
+    q, k, v, g, beta, z, queries, keys, from_start, to_end, reads, values, whole, table, cu, H, HQ, HK, HV,
+    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """All of `ChunkOperands`, for one chunk and head.
+
+    inputs     q, k, v, g, beta as in `Inputs`; z Z [tokens, H, C]
+    outputs    queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
+    layout     table, cu
+    sizes      H, HQ, HK, HV heads
+    constants  K, V widths; SHARED: one gate a head; C tokens a chunk; BK columns a tile
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
+    if sequence >= 0:
+        token = tl.arange(0, C)
+        last = tl.minimum(end - first, C).to(tl.int32)
+        q, k = from_token(q, first, HQ, K), from_token(k, first, HK, K)
+        v, g = from_token(v, first, HV, V), from_token(g, first, H, 1 if SHARED else K)
+        # Z·Diag(β)
+        weighted = load_head_rows(from_token(z, first, H, C), token, last, head, H, token, C).to(tl.float32)
+        weighted *= load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)[None]
+        write_operands(
+            q, k, v, g, weighted, queries, keys, from_start, to_end, reads, values, whole, first, last, chunk, head,
+            H, HQ, HK, HV, z.dtype.element_ty, K, V, SHARED, C, BK,
+        )  # fmt: skip
+
+
+_operands_tuned = Tuned(
+    _operands,
+    [
+        triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
+        for width, warps, stages in ((64, 4, 2), (64, 8, 1), (32, 4, 1), (128, 8, 1))
+    ],
+    ["K", "V", "SHARED"],
+)
+
+
+def empty_operands(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> ChunkOperands:
+    """Allocate the operands of the inter-chunk recurrence but q and k themselves, in the products' dtype."""
+
+    def empty(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=of, device=x.q.device)
+
+    width, value_width = x.widths.values()
+    if x.shared:
+        scaled = x.q, x.k, empty(*x.beta.shape), empty(*x.beta.shape)
+    else:
+        scaled = *(empty(*x.beta.shape, width, of=dtype) for _ in range(2)), None, None
+    reads, values = empty(*x.beta.shape, width, of=dtype), empty(*x.beta.shape, value_width, of=dtype)
+    whole = empty(layout.chunks, x.heads, 1 if x.shared else width)
+    return ChunkOperands(*scaled, reads, values, whole)
+
+
+def chunk_operands(x: Inputs, z: Tensor, layout: ChunkLayout) -> ChunkOperands:
+    """Compute the operands of the inter-chunk recurrence, in Z's dtype; `ChunkOperands` gives their shapes.
+
+    z  Z [B·T, H, C], as `prepare` makes it
+    """
+    operands = empty_operands(x, layout, z.dtype)
+    _operands_tuned[(layout.chunks, x.heads)](
+        *x, z, *operands, layout.table, layout.cu, *x.head_counts, **x.widths, SHARED=x.shared, C=CHUNK
+    )
+    return operands
+
+
+# The preparation of all chunks, P, A, Z and the operands in one kernel.
+#
+# A never leaves the processor; P and Z are written once, for the outputs and for the backward pass.
+
+
+@triton.jit
+def _prepare(
+    q, k, v, g, beta, p, z, queries, keys, from_start, to_end, reads, values, whole, table, cu, H, HQ, HK, HV,
+    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """P, Z and all of `ChunkOperands`, for one chunk and head.
+
+    inputs     q, k, v, g, beta as in `Inputs`
+    outputs    p, z [tokens, H, C]; queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
+    layout     table, cu
+    sizes      H, HQ, HK, HV heads
+    constants  K, V widths; SHARED: one gate a head; PRECISION of the triangle's products; C tokens a chunk;
+               BK columns a tile of the products, BO of the operands
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
+    if sequence >= 0:
+        dtype: tl.constexpr = z.dtype.element_ty
+        token = tl.arange(0, C)
+        last = tl.minimum(end - first, C).to(tl.int32)
+        q, k = from_token(q, first, HQ, K), from_token(k, first, HK, K)
+        v, g = from_token(v, first, HV, V), from_token(g, first, H, 1 if SHARED else K)
+        beta, p, z = from_token(beta, first, H, 1), from_token(p, first, H, C), from_token(z, first, H, C)
+        # P, A
+        if SHARED:
+            product, blocks, overlap = products_shared(q, k, g, token, last, head, H, HQ, HK, dtype, K, C, BK)
+        else:
+            product, blocks, overlap = products_channels(
+                q, k, g, token, last, head, H, HQ, HK, dtype, K, C, BK
+            )
+        store_head_rows(p, product, token, last, head, H, token, C)
+        # Z = (I + A·Diag(β))⁻¹·A
+        strength = load_head_scalars(beta, token, last, head, H)
+        solved = invert_triangle(blocks, overlap, strength, PRECISION, C)
+        store_head_rows(z, solved, token, last, head, H, token, C)
+        write_operands(
+            q, k, v, g, solved * strength[None], queries, keys, from_start, to_end, reads, values, whole,
+            first, last, chunk, head, H, HQ, HK, HV, dtype, K, V, SHARED, C, BO,
+        )  # fmt: skip
+
+
+def _tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"BK": width, "BO": operand_width}, num_warps=warps, num_stages=stages)
+        for width, operand_width, warps, stages in sizes
+    ]
+
+
+_prepare_tuned = Tuned(
+    _prepare,
+    _tiles((64, 64, 4, 1), (32, 32, 4, 1), (64, 32, 4, 1), (64, 64, 8, 1), (64, 64, 4, 2), (32, 64, 4, 1)),
+    ["K", "V", "SHARED"],
+)
+
+
+def prepare(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor, ChunkOperands]:
+    """Compute P and Z [B, T, H, CHUNK] and the operands of the inter-chunk recurrence, in `dtype`.
+
+    Where that has 16 bits, products of the triangle are in TF32. With random or correlated keys their errors are a
+    tenth of the rounding of Z; with nearly equal keys and a β near 2, where 16 bits miss the field's criterion by
+    themselves, outputs lose a fifth more.
+    """
+    p, z = (torch.empty(*x.beta.shape, CHUNK, dtype=dtype, device=x.q.device) for _ in range(2))
+    operands = empty_operands(x, layout, dtype)
+    precision = "ieee" if dtype == torch.float32 else "tf32"
+    _prepare_tuned[(layout.chunks, x.heads)](
+        *x, p, z, *operands, layout.table, layout.cu, *x.head_counts,
+        **x.widths, SHARED=x.shared, PRECISION=precision, C=CHUNK,
+    )  # fmt: skip
+    return p, z, operands
+
+
+# The recurrence across chunks: states, one of a sequence's chunks after another.
+#
+# A program holds K × BV of a head's state in fp32; columns of values are independent. Forward, outputs are computed
+# on the way, and no state leaves the processor. Backward, where all chunks at once need them, states and errors are
+# computed again and written.
 
 
 @triton.jit
@@ -495,376 +865,3 @@ def empty_states(x: ChunkOperands) -> Tensor:
 def grid_of_walk(x: ChunkOperands, layout: ChunkLayout) -> Callable[[dict[str, int]], tuple[int, ...]]:
     """Return the grid of a walk: sequences, heads, and tiles of value columns."""
     return lambda meta: (layout.sequences, x.reads.shape[2], triton.cdiv(x.widths["V"], meta["BV"]))
-
-
-# Decayed products of a chunk's tokens, device functions of triton_prepare.py.
-#
-#     P_ij = Σ_c q_ic·k_jc·exp(Σ_{j<l≤i} g_lc) for j ≤ i        A_ij = likewise with k_i, for j < i
-#
-# Where every channel has its own gate, these are no matrix products. But between the right and the left half of a chunk
-# the decay is the product of two factors ≤ 1, to and from the middle, and so it is within each half: log2(C) levels of
-# products together hold every pair once. Levels below 16 tokens are products of 16×16 blocks on the diagonal.
-#
-# Both functions take
-#
-#     inputs     q, k [tokens, HQ or HK, K]; g [tokens, H] or [tokens, H, K]
-#     place      token [C] and last, of a chunk; head
-#     sizes      H, HQ, HK heads
-#     constants  dtype of products; K key width; C tokens a chunk; BK columns a tile
-#
-# and return, in fp32, P [C, C], A's 16×16 blocks on the diagonal [C/16, 16, 16], and a [C, C] that has A outside of
-# them.
-
-
-@triton.jit
-def products_shared(
-    q,
-    k,
-    g,
-    token,
-    last,
-    head,
-    H,
-    HQ,
-    HK,
-    dtype: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """P [C, C] and both parts of A under gates that a head's channels share; arguments and results: see above."""
-    product = tl.zeros((C, C), tl.float32)
-    overlap = tl.zeros((C, C), tl.float32)
-    # q_i·k_j and k_i·k_j
-    for start in range(0, K, BK):
-        column = start + tl.arange(0, BK)
-        keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(dtype)
-        queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(dtype)
-        product += tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        overlap += tl.dot(keys, tl.trans(keys), input_precision="ieee")
-    column = tl.arange(0, C)
-    # exp(Σ_{j<l≤i} g_l)
-    between = decay_between(load_shared_gates(g, token, last, head, H), C)
-    # P_ij = q_i·k_j·exp(Σ_{j<l≤i} g_l) for j ≤ i
-    product *= between
-    # A_ij = k_i·k_j·exp(Σ_{j<l≤i} g_l) for j < i
-    overlap = tl.where(column[:, None] > column[None], overlap * between, 0.0)
-    return product, diagonal_blocks(overlap, C), overlap
-
-
-@triton.jit
-def products_channels(
-    q,
-    k,
-    g,
-    token,
-    last,
-    head,
-    H,
-    HQ,
-    HK,
-    dtype: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """P [C, C] and both parts of A under a gate for every channel; arguments and results: see above."""
-    place = tl.arange(0, C)
-    gate_type: tl.constexpr = g.dtype.element_ty
-    far_p, far_a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-    near_p = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
-    near_a = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
-    same = tl.zeros((C,), tl.float32)
-    row = tl.arange(0, BLOCK)[None, :, None]
-    col = tl.arange(0, BLOCK)[None, None, :]
-    for start in range(0, K, BK):
-        column = start + tl.arange(0, BK)
-        keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
-        queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
-        gates = load_gates(g, token, last, head, H, column, K)
-        # P_ii = q_i·k_i
-        same += tl.sum(queries * keys, axis=1)
-        # i > j of two halves of 1 … 8 tokens: decay_i = exp(g_{m+1} + … + g_i) from their middle m on, and
-        # decay_j = exp(g_{j+1} + … + g_m) up to it;
-        # P_ij = (q_i⊙decay_i)·(k_j⊙decay_j),  A_ij = (k_i⊙decay_i)·(k_j⊙decay_j)
-        for level in tl.static_range(4):
-            decay = decay_to_middle(gates, gate_type, 2**level, C)
-            left = tl.reshape((keys * decay).to(dtype), (C // BLOCK, BLOCK, BK))
-            right = tl.reshape((queries * decay).to(dtype), (C // BLOCK, BLOCK, BK))
-            meet = across_middle(row, col, 2**level)
-            transposed = tl.permute(left, (0, 2, 1))
-            near_p += tl.where(meet, tl.dot(right, transposed, input_precision="ieee"), 0.0)
-            near_a += tl.where(meet, tl.dot(left, transposed, input_precision="ieee"), 0.0)
-        # likewise i and j of two halves of 16 and of 32 tokens
-        for level in tl.static_range(2):
-            decay = decay_to_middle(gates, gate_type, BLOCK * 2**level, C)
-            left = (keys * decay).to(dtype)
-            right = (queries * decay).to(dtype)
-            meet = across_middle(place[:, None], place[None], BLOCK * 2**level)
-            far_p += tl.where(meet, tl.dot(right, tl.trans(left), input_precision="ieee"), 0.0)
-            far_a += tl.where(meet, tl.dot(left, tl.trans(left), input_precision="ieee"), 0.0)
-    near_p += tl.where(row == col, tl.reshape(same, (C // BLOCK, BLOCK, 1)), 0.0)
-    return far_p + spread_blocks(near_p, C), near_a, far_a
-
-
-# The operands of the inter-chunk recurrence, of all chunks at once.
-#
-# With the notation of triton_intra_chunk.py and triton_triangle.py, G_i the sum of a chunk's gates up to token i, S₀
-# the state that the chunk starts from, K̄ = exp(G)⊙K, Q̄ = exp(G)⊙Q, and K̃ = exp(G_last − G)⊙K:
-#
-#     W = (I − Z·Diag(β))·K̄      U = (I − Z·Diag(β))·V
-#     E = U − W·S₀                S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E      one chunk after another: triton_inter_chunk.py
-#     o = scale·(Q̄·S₀ + P·Diag(β)·E)
-#
-# Where a head's channels share one gate, exp(G) and exp(G_last − G) are numbers a token: these are written, and neither
-# Q̄ nor K̃.
-
-
-@triton.jit
-def write_operands(
-    q, k, v, g, weighted, queries, keys, from_start, to_end, reads, values, whole, first, last, chunk, head,
-    H, HQ, HK, HV, dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr,
-):  # fmt: skip
-    """Write all of `ChunkOperands`, for one chunk and head.
-
-    inputs     q, k, v, g as in `Inputs`, from the chunk's first token on; weighted Z·Diag(β) [C, C] in fp32
-    outputs    queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
-    place      first token of the chunk and last, counted from it; chunk, head
-    sizes      H, HQ, HK, HV heads
-    constants  dtype of products; K, V widths; SHARED: one gate a head; C tokens a chunk; BK columns a tile
-    """
-    token = tl.arange(0, C)
-    reads, values = from_token(reads, first, H, K), from_token(values, first, H, V)
-    # (I + A·Diag(β))⁻¹ = I − Z·Diag(β)
-    inverse = tl.where(token[:, None] == token[None], 1.0, -weighted)
-    if SHARED:
-        # exp(G), exp(G_last − G) and exp(G_last)
-        decay, to_last, all_of_it = shared_decays(g, token, last, head, H)
-        store_head_scalars(from_token(from_start, first, H, 1), decay, token, last, head, H)
-        store_head_scalars(from_token(to_end, first, H, 1), to_last, token, last, head, H)
-        tl.store(whole + chunk * H + head + tl.arange(0, 1), all_of_it)
-        # W = (I − Z·Diag(β))·Diag(exp(G))·K
-        of_keys = (inverse * decay[None]).to(dtype)
-        for start in range(0, K, BK):
-            column = start + tl.arange(0, BK)
-            key = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(dtype)
-            read = tl.dot(of_keys, key, input_precision="ieee")
-            store_head_rows(reads, read, token, last, head, H, column, K)
-    else:
-        queries, keys = from_token(queries, first, H, K), from_token(keys, first, H, K)
-        is_last = (token == C - 1)[:, None]  # or beyond the sequence's end, where gates are 0
-        of_keys = inverse.to(dtype)
-        for start in range(0, K, BK):
-            column = start + tl.arange(0, BK)
-            gates = load_gates(g, token, last, head, H, column, K)
-            decay = decay_from_start(gates, g.dtype.element_ty, C)
-            # Q̄ = exp(G)⊙Q
-            query = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
-            store_head_rows(queries, query * decay, token, last, head, H, column, K)
-            # K̃ = exp(G_last − G)⊙K
-            key = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
-            ends = key * decay_to_end(gates, g.dtype.element_ty, C)
-            store_head_rows(keys, ends, token, last, head, H, column, K)
-            # W = (I − Z·Diag(β))·K̄,  K̄ = exp(G)⊙K
-            read = tl.dot(of_keys, (key * decay).to(dtype), input_precision="ieee")
-            store_head_rows(reads, read, token, last, head, H, column, K)
-            # exp(G_last)
-            place = tl.broadcast_to((whole + (chunk * H + head) * K + column)[None], (C, BK))
-            tl.store(place, decay, mask=is_last & (column < K)[None])
-    # U = (I − Z·Diag(β))·V
-    inverse = inverse.to(dtype)
-    for start in range(0, V, BK):
-        column = start + tl.arange(0, BK)
-        value = load_head_rows(v, token, last, head // (H // HV), HV, column, V).to(dtype)
-        seen = tl.dot(inverse, value, input_precision="ieee")
-        store_head_rows(values, seen, token, last, head, H, column, V)
-
-
-@triton.jit
-def _operands(
-    q, k, v, g, beta, z, queries, keys, from_start, to_end, reads, values, whole, table, cu, H, HQ, HK, HV,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """All of `ChunkOperands`, for one chunk and head.
-
-    inputs     q, k, v, g, beta as in `Inputs`; z Z [tokens, H, C]
-    outputs    queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
-    layout     table, cu
-    sizes      H, HQ, HK, HV heads
-    constants  K, V widths; SHARED: one gate a head; C tokens a chunk; BK columns a tile
-    """
-    chunk = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
-    if sequence >= 0:
-        token = tl.arange(0, C)
-        last = tl.minimum(end - first, C).to(tl.int32)
-        q, k = from_token(q, first, HQ, K), from_token(k, first, HK, K)
-        v, g = from_token(v, first, HV, V), from_token(g, first, H, 1 if SHARED else K)
-        # Z·Diag(β)
-        weighted = load_head_rows(from_token(z, first, H, C), token, last, head, H, token, C).to(tl.float32)
-        weighted *= load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)[None]
-        write_operands(
-            q, k, v, g, weighted, queries, keys, from_start, to_end, reads, values, whole, first, last, chunk, head,
-            H, HQ, HK, HV, z.dtype.element_ty, K, V, SHARED, C, BK,
-        )  # fmt: skip
-
-
-_operands_tuned = Tuned(
-    _operands,
-    [
-        triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
-        for width, warps, stages in ((64, 4, 2), (64, 8, 1), (32, 4, 1), (128, 8, 1))
-    ],
-    ["K", "V", "SHARED"],
-)
-
-
-def empty_operands(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> ChunkOperands:
-    """Allocate the operands of the inter-chunk recurrence but q and k themselves, in the products' dtype."""
-
-    def empty(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=of, device=x.q.device)
-
-    width, value_width = x.widths.values()
-    if x.shared:
-        scaled = x.q, x.k, empty(*x.beta.shape), empty(*x.beta.shape)
-    else:
-        scaled = *(empty(*x.beta.shape, width, of=dtype) for _ in range(2)), None, None
-    reads, values = empty(*x.beta.shape, width, of=dtype), empty(*x.beta.shape, value_width, of=dtype)
-    whole = empty(layout.chunks, x.heads, 1 if x.shared else width)
-    return ChunkOperands(*scaled, reads, values, whole)
-
-
-def chunk_operands(x: Inputs, z: Tensor, layout: ChunkLayout) -> ChunkOperands:
-    """Compute the operands of the inter-chunk recurrence, in Z's dtype; `ChunkOperands` gives their shapes.
-
-    z  Z [B·T, H, C], as triton_triangle.py makes it
-    """
-    operands = empty_operands(x, layout, z.dtype)
-    _operands_tuned[(layout.chunks, x.heads)](
-        *x, z, *operands, layout.table, layout.cu, *x.head_counts, **x.widths, SHARED=x.shared, C=CHUNK
-    )
-    return operands
-
-
-# The inverse of a chunk's triangle I + A·Diag(β), for A of triton_intra_chunk.py: a device function.
-#
-# A chunk's errors follow from that inverse. Stored is Z, zero on and above the diagonal:
-#
-#     Z = (I + A·Diag(β))⁻¹·A        (I + A·Diag(β))⁻¹ = I − Z·Diag(β)        (I + Diag(β)·A)⁻¹ = I − Diag(β)·Z
-#
-# built by doubling: of two neighbouring blocks on the diagonal, Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁). No
-# power of A is taken, so that equal keys, whose powers grow like binomials, cost no digits.
-
-
-@triton.jit
-def _solve_block(a, left_beta, right_beta, PRECISION: tl.constexpr):
-    """Z [N, 16, 16] of the blocks a of A on the diagonal; β by rows [N, 16, 1] and by columns [N, 1, 16]."""
-    row = tl.arange(0, BLOCK)[None, :, None]
-    col = tl.arange(0, BLOCK)[None, None, :]
-    # Z₂₁ = A₂₁ of single tokens, whose Z₁₁ and Z₂₂ are 0
-    z = tl.where(across_middle(row, col, 1), a, 0.0)
-    for level in tl.static_range(1, 4):
-        corner = tl.where(across_middle(row, col, 2**level), a, 0.0)
-        # (I − Z₂₂·Diag(β₂))·A₂₁
-        corner -= tl.dot(z * right_beta, corner, input_precision=PRECISION)
-        # Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁)
-        z += corner - tl.dot(corner, left_beta * z, input_precision=PRECISION)
-    return z
-
-
-@triton.jit
-def invert_triangle(blocks, a, beta, PRECISION: tl.constexpr, C: tl.constexpr):
-    """Z [C, C] of a chunk of 64 tokens: within blocks of 16, then pairs of blocks, then pairs of pairs.
-
-    inputs     blocks [C/16, 16, 16] A on its diagonal; a [C, C] A outside of them; beta [C]
-    constants  PRECISION of products; C tokens a chunk
-    """
-    left = tl.reshape(beta, (C // BLOCK, BLOCK, 1))
-    right = tl.reshape(beta, (C // BLOCK, 1, BLOCK))
-    z = spread_blocks(_solve_block(blocks, left, right, PRECISION), C)
-    row = tl.arange(0, C)[:, None]
-    col = tl.arange(0, C)[None]
-    for level in tl.static_range(2):
-        corner = tl.where(across_middle(row, col, BLOCK * 2**level), a, 0.0)
-        # (I − Z₂₂·Diag(β₂))·A₂₁
-        corner -= tl.dot(z * beta[None], corner, input_precision=PRECISION)
-        # Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁)
-        z += corner - tl.dot(corner, beta[:, None] * z, input_precision=PRECISION)
-    return z
-
-
-@triton.jit
-def _prepare(
-    q, k, v, g, beta, p, z, queries, keys, from_start, to_end, reads, values, whole, table, cu, H, HQ, HK, HV,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """P, Z and all of `ChunkOperands`, for one chunk and head.
-
-    inputs     q, k, v, g, beta as in `Inputs`
-    outputs    p, z [tokens, H, C]; queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`
-    layout     table, cu
-    sizes      H, HQ, HK, HV heads
-    constants  K, V widths; SHARED: one gate a head; PRECISION of the triangle's products; C tokens a chunk;
-               BK columns a tile of the products, BO of the operands
-    """
-    chunk = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
-    if sequence >= 0:
-        dtype: tl.constexpr = z.dtype.element_ty
-        token = tl.arange(0, C)
-        last = tl.minimum(end - first, C).to(tl.int32)
-        q, k = from_token(q, first, HQ, K), from_token(k, first, HK, K)
-        v, g = from_token(v, first, HV, V), from_token(g, first, H, 1 if SHARED else K)
-        beta, p, z = from_token(beta, first, H, 1), from_token(p, first, H, C), from_token(z, first, H, C)
-        # P, A
-        if SHARED:
-            product, blocks, overlap = products_shared(q, k, g, token, last, head, H, HQ, HK, dtype, K, C, BK)
-        else:
-            product, blocks, overlap = products_channels(
-                q, k, g, token, last, head, H, HQ, HK, dtype, K, C, BK
-            )
-        store_head_rows(p, product, token, last, head, H, token, C)
-        # Z = (I + A·Diag(β))⁻¹·A
-        strength = load_head_scalars(beta, token, last, head, H)
-        solved = invert_triangle(blocks, overlap, strength, PRECISION, C)
-        store_head_rows(z, solved, token, last, head, H, token, C)
-        write_operands(
-            q, k, v, g, solved * strength[None], queries, keys, from_start, to_end, reads, values, whole,
-            first, last, chunk, head, H, HQ, HK, HV, dtype, K, V, SHARED, C, BO,
-        )  # fmt: skip
-
-
-def _tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
-    return [
-        triton.Config({"BK": width, "BO": operand_width}, num_warps=warps, num_stages=stages)
-        for width, operand_width, warps, stages in sizes
-    ]
-
-
-_prepare_tuned = Tuned(
-    _prepare,
-    _tiles((64, 64, 4, 1), (32, 32, 4, 1), (64, 32, 4, 1), (64, 64, 8, 1), (64, 64, 4, 2), (32, 64, 4, 1)),
-    ["K", "V", "SHARED"],
-)
-
-
-def prepare(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor, ChunkOperands]:
-    """Compute P and Z [B, T, H, CHUNK] and the operands of the inter-chunk recurrence, in `dtype`.
-
-    Where that has 16 bits, products of the triangle are in TF32. With random or correlated keys their errors are a
-    tenth of the rounding of Z; with nearly equal keys and a β near 2, where 16 bits miss the field's criterion by
-    themselves, outputs lose a fifth more.
-    """
-    p, z = (torch.empty(*x.beta.shape, CHUNK, dtype=dtype, device=x.q.device) for _ in range(2))
-    operands = empty_operands(x, layout, dtype)
-    precision = "ieee" if dtype == torch.float32 else "tf32"
-    _prepare_tuned[(layout.chunks, x.heads)](
-        *x, p, z, *operands, layout.table, layout.cu, *x.head_counts,
-        **x.widths, SHARED=x.shared, PRECISION=precision, C=CHUNK,
-    )  # fmt: skip
-    return p, z, operands

@@ -1,10 +1,9 @@
 """The chunked gated delta rule in chunks of 64 tokens: two steps over all chunks at once, and a recurrence.
 
-    forward   intra-chunk products, the inverse of their triangle and the operands of the recurrence in one kernel
-              (triton_prepare.py), and the inter-chunk recurrence of states with the outputs (triton_inter_chunk.py)
-    backward  the operands and the states are computed again; the inter-chunk backward
-              (triton_inter_chunk_backward.py), then gradients of all chunks at once (triton_backward_values.py,
-              triton_backward.py, triton_intra_chunk_backward.py)
+    forward   `prepare`: products inside chunks, the inverse of their triangle and the operands of the recurrence, in
+              one kernel; `outputs`: the recurrence of states across chunks, with the outputs
+    backward  operands and states are computed again; `inter_chunk_backward`: gradients of states; then of all chunks
+              at once, `values_backward` and `keys_and_gates_backward`
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 

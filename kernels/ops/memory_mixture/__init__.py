@@ -1,4 +1,14 @@
-"""Mixture of memories: the public function and its backends."""
+"""A mixture of memories, each a gated delta rule over the tokens that are routed to it.
+
+    S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ     for the memories m in routes_t; others stay
+    o_t = scale · Σ_r weights_tr · S_mᵀ·q_t, m = routes_tr    after the update
+
+Here are the public function, its checks, its backends and its work for a roofline.
+
+reference.py   the definition, token by token, memory by memory
+torch_form.py  tokens sorted by memory, then the delta rule's PyTorch form
+triton_ops.py  the same on a GPU, with kernels that gather and mix, and one for decoding
+"""
 
 from __future__ import annotations
 
@@ -155,7 +165,7 @@ def check_memory_mixture(
         )
 
 
-# Operations and bytes of the mixture of memories' kernels.
+# Operations and bytes, for a roofline.
 
 
 def work(

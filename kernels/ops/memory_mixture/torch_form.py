@@ -12,8 +12,6 @@ from kernels.indices import sort_by_group
 from kernels.ops.delta_rule.torch_form import delta_rule_torch
 from kernels.packing import boundaries, token_sequences
 
-# Tokens sorted by the memory that they visit: the tokens routed to one memory form a sequence.
-
 
 @dataclass(frozen=True)
 class Visits:

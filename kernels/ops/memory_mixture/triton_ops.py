@@ -1,8 +1,8 @@
 """The mixture of memories on a GPU: inputs are gathered, the delta rule's kernels run over segments, outputs are mixed.
 
-PyTorch sorts integers to find the place of every visit (visits.py); floating-point numbers are moved and summed in
-kernels (triton_gather.py, triton_mix.py). Saved: the gathered inputs, what the delta rule saves, and the memories'
-outputs. One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
+PyTorch sorts integers to find the place of every visit (`sort_visits`); floating-point numbers are moved and summed in
+kernels. Saved: the gathered inputs, what the delta rule saves, and the memories' outputs. One token without gradients,
+as in decoding, has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def mix(x: Tensor, weights: Tensor | None, places: Tensor, shape: tuple[int, ...
 # Inputs gathered into the memories' segments, and their gradients scattered back.
 #
 # All heads of a token or of one of its memories lie together, a row of H·K or H·V numbers. A visit is one (token,
-# route) pair; its place is its index on the axis that visits.py sorts.
+# route) pair; its place is its index on the axis that `sort_visits` sorts.
 
 
 @dataclass(frozen=True)
@@ -316,6 +316,9 @@ def memory_mixture_one_token(
         K=width, V=value_width, BR=triton.next_power_of_2(slots), BK=padded(width),
     )  # fmt: skip
     return o, final
+
+
+# The public form.
 
 
 def memory_mixture_triton(

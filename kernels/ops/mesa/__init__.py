@@ -1,4 +1,17 @@
-"""The mesa layer: the public function and its backends."""
+"""The mesa layer: at every token the ridge regression of values on keys so far, applied to the query.
+
+    H_t = γ_t·H_{t−1} + β_t·k_t·k_tᵀ,   G_t = γ_t·G_{t−1} + β_t·k_t·v_tᵀ,   γ_t = exp g_t
+    o_t = G_tᵀ·(H_t + Λ)⁻¹·q_t
+
+Here are the public function, its checks, its backends and its work for a roofline.
+
+reference.py        the definition, token by token
+torch_form.py       chunks of tokens in PyTorch, decoding, and the residuals of the solver
+triton_ops.py       the same on a GPU: the order of the steps, forward and backward
+triton_forward.py   kernels that compute chunks' states, solve their systems and read their outputs
+triton_backward.py  kernels of the gradients of keys, gates, write strengths and Λ
+triton_step.py      the kernel of one token, for decoding
+"""
 
 from __future__ import annotations
 
@@ -160,7 +173,7 @@ def _shapes(**tensors: Tensor) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
 
 
-# Operations and bytes of the mesa layer's kernels.
+# Operations and bytes, for a roofline.
 
 CHUNK = 64
 """Tokens a chunk of the kernels. A longer one means fewer states to keep and more work a token."""

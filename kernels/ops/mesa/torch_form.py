@@ -1,4 +1,4 @@
-"""The mesa layer chunk by chunk: all tokens' systems are solved at once, in memory linear in T."""
+"""The mesa layer in PyTorch: chunk by chunk, with all tokens' systems solved at once, in memory linear in T."""
 
 from __future__ import annotations
 
@@ -14,53 +14,6 @@ from kernels.autograd import backward_costs
 from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.ops.mesa.reference import iterates, with_symmetric_part, write
 from kernels.packing import chunk_counts, most_chunks, ragged_rows, token_sequences
-
-# The residual of every token's conjugate gradient after every step.
-
-BLOCK = 64
-"""Tokens whose matrices are held, and solved, at a time."""
-
-
-def mesa_residuals(
-    q: Tensor,
-    k: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    lamb: Tensor,
-    *,
-    cg_steps: int = 30,
-    cu_seqlens: Tensor | None = None,
-) -> Tensor:
-    """Compute ‖q_t − (H_t + Λ)·x‖ / ‖q_t‖ of the x that `mesa` has for (H_t + Λ)⁻¹·q_t after 0, 1 … cg_steps steps.
-
-    Arguments as in `kernels.mesa` -> [cg_steps + 1, B, T, H] in at least fp32; the first is 1, and all are 0 for
-    q = 0. For inspecting the solver, not for training: every matrix H_t is formed.
-    """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, beta, lamb = (x.to(wide) for x in (q, k, beta, lamb))
-    gamma = g.to(wide).exp()
-    if cu_seqlens is not None:  # a sequence starts without the state of the one before
-        starts = cu_seqlens[:-1].long()
-        gamma = gamma.index_fill(1, starts[starts < q.shape[1]], 0)
-    h_kk = q.new_zeros(q.shape[0], *q.shape[2:], q.shape[3])
-    residuals = []
-    with without_autocast(q):
-        for part in zip(*(x.split(BLOCK, 1) for x in (q, k, gamma, beta)), strict=True):
-            matrices = []
-            for key, forget, strength in zip(*(x.unbind(1) for x in part[1:]), strict=True):
-                h_kk = write(h_kk, key, key, forget, strength)
-                matrices.append(h_kk)
-            residuals.append(_relative(torch.stack(matrices, 1), lamb, part[0], cg_steps))
-    return torch.cat(residuals, 2)
-
-
-def _relative(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Tensor:
-    """‖b − (H + Λ)·x‖ / ‖b‖ of all iterates x: H [..., H, K, K], lamb [H, K], b [..., H, K] -> [steps + 1, ..., H]."""
-    left = [
-        (b - lamb * x - (h_kk @ x[..., None])[..., 0]).norm(dim=-1) for x in iterates(h_kk, lamb, b, steps)
-    ]
-    return torch.stack(left) / b.norm(dim=-1).clamp_min(torch.finfo(b.dtype).tiny)
-
 
 # Linear recurrences by matrix products: no loop over time, and no exponent above 0.
 
@@ -304,10 +257,10 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.vecdot(x, y).unsqueeze(-1)
 
 
-# One token of the mesa layer in plain PyTorch: its matrix is formed, and a step of the solver is few operations.
+# One token: its matrix is formed, and a step of the solver is few operations.
 #
-# The solver is not replaced by a direct solve: where `cg_steps` do not reach the solution, a decoded token still has to
-# be what training computes.
+# The solver is not replaced by a direct solve: where `cg_steps` do not reach the solution, a decoded token still has
+# to be what training computes.
 
 State = tuple[Tensor, Tensor]
 
@@ -367,6 +320,8 @@ def _square(r: Tensor) -> Tensor:
     """‖r‖² [N, 1, 1] of columns [N, K, 1]; never 0, so that ratios of two of them are numbers."""
     return torch.bmm(r.mT, r).clamp_min_(torch.finfo(r.dtype).tiny)
 
+
+# The public form.
 
 CHUNK = 32
 """Tokens a chunk. A longer one means fewer states to keep and more work a token."""
@@ -438,3 +393,50 @@ def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | 
         return torch.cat(with_symmetric_part(state), -1).flatten(-2)
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return q.new_zeros(sequences, q.shape[2], q.shape[3] * (q.shape[3] + v.shape[3]))
+
+
+# The residual of every token's conjugate gradient after every step.
+
+BLOCK = 64
+"""Tokens whose matrices are held, and solved, at a time."""
+
+
+def mesa_residuals(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Compute ‖q_t − (H_t + Λ)·x‖ / ‖q_t‖ of the x that `mesa` has for (H_t + Λ)⁻¹·q_t after 0, 1 … cg_steps steps.
+
+    Arguments as in `kernels.mesa` -> [cg_steps + 1, B, T, H] in at least fp32; the first is 1, and all are 0 for
+    q = 0. For inspecting the solver, not for training: every matrix H_t is formed.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, beta, lamb = (x.to(wide) for x in (q, k, beta, lamb))
+    gamma = g.to(wide).exp()
+    if cu_seqlens is not None:  # a sequence starts without the state of the one before
+        starts = cu_seqlens[:-1].long()
+        gamma = gamma.index_fill(1, starts[starts < q.shape[1]], 0)
+    h_kk = q.new_zeros(q.shape[0], *q.shape[2:], q.shape[3])
+    residuals = []
+    with without_autocast(q):
+        for part in zip(*(x.split(BLOCK, 1) for x in (q, k, gamma, beta)), strict=True):
+            matrices = []
+            for key, forget, strength in zip(*(x.unbind(1) for x in part[1:]), strict=True):
+                h_kk = write(h_kk, key, key, forget, strength)
+                matrices.append(h_kk)
+            residuals.append(_relative(torch.stack(matrices, 1), lamb, part[0], cg_steps))
+    return torch.cat(residuals, 2)
+
+
+def _relative(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Tensor:
+    """‖b − (H + Λ)·x‖ / ‖b‖ of all iterates x: H [..., H, K, K], lamb [H, K], b [..., H, K] -> [steps + 1, ..., H]."""
+    left = [
+        (b - lamb * x - (h_kk @ x[..., None])[..., 0]).norm(dim=-1) for x in iterates(h_kk, lamb, b, steps)
+    ]
+    return torch.stack(left) / b.norm(dim=-1).clamp_min(torch.finfo(b.dtype).tiny)

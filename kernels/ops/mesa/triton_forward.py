@@ -1,7 +1,6 @@
-"""The states of the mesa layer: those that chunks start from, S and R, and backward in time their gradients dH and dG.
+"""Kernels of the mesa layer's forward pass: the states that chunks start from, the systems' solutions, the outputs.
 
-What a chunk adds is a product of its own tokens: those of all chunks are computed at once (`_writes`). What remains one
-chunk after another is the sum (triton_scan.py).
+The backward pass uses them again, with other tensors in their places. triton_ops.py has the notation and the order.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kernels.triton_common.tiles import (
 )
 from kernels.triton_common.tuning import Tuned
 
-# Tuples of the tensors that the steps of the mesa layer pass on; the steps' order is in triton_ops.py.
+# Tuples of the tensors that the steps pass on.
 
 
 class Tokens(NamedTuple):
@@ -48,7 +47,7 @@ class States(NamedTuple):
 class Precisions(NamedTuple):
     """The precision of matrix products.
 
-    systems  in the states before chunks and in the solver, as `product` in triton_tiles takes it
+    systems  in the states before chunks and in the solver, as `product` takes it
     others   everywhere else, as `tl.dot` takes it
     """
 
@@ -56,99 +55,7 @@ class Precisions(NamedTuple):
     others: str
 
 
-# The recurrence of the mesa layer's states over chunks, S ← γ·S + what a chunk adds, one element by itself.
-
-STRIP = 512
-"""Elements of a state that a program takes through the chunks."""
-
-
-@triton.jit
-def _added(states, decays, step, begin, chunks, head, H, element, size, BACKWARD: tl.constexpr):
-    """γ of the chunk of a step, and what it adds to elements of a state; 0 after the last step."""
-    place = (begin + (chunks - 1 - step if BACKWARD else step)) * H + head
-    there = step < chunks
-    decay = tl.load(decays + place, mask=there, other=0.0)
-    # One comparison: Triton 3.9's interpreter takes no mask in which a scalar one is spread over a block.
-    return decay, tl.load(states + place * size + element, mask=element < tl.where(there, size, 0), other=0.0)
-
-
-@triton.jit
-def _scan_states(
-    states, decays, outer, final, program, begin, chunks, strip, H, A, B,
-    BACKWARD: tl.constexpr, SYMMETRIC: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    """S ← γ·S + what the chunk adds, for E elements of one sequence's and head's state [A, B]; S stored in its place.
-
-    SYMMETRIC: of S at first the symmetric part (S + Sᵀ)/2.
-    """
-    head, element, size = program % H, strip * E + tl.arange(0, E), A * B
-    inside = element < size
-    state = tl.zeros((E,), tl.float32)
-    if outer is not None:
-        outer += program * size
-        state += tl.load(outer + element, mask=inside, other=0.0).to(tl.float32)
-        if SYMMETRIC:
-            mirrored = element % B * B + element // B
-            state = 0.5 * (state + tl.load(outer + mirrored, mask=inside, other=0.0).to(tl.float32))
-    # Two steps ahead: a step by itself is as long as memory takes to answer.
-    decay, added = _added(states, decays, 0, begin, chunks, head, H, element, size, BACKWARD)
-    decay_1, added_1 = _added(states, decays, 1, begin, chunks, head, H, element, size, BACKWARD)
-    for step in range(chunks):
-        decay_2, added_2 = _added(states, decays, step + 2, begin, chunks, head, H, element, size, BACKWARD)
-        place = (begin + (chunks - 1 - step if BACKWARD else step)) * H + head
-        tl.store(states + place * size + element, state, mask=inside)
-        state = decay * state + added
-        decay, added, decay_1, added_1 = decay_1, added_1, decay_2, added_2
-    if final is not None:
-        tl.store(final + program * size + element, state.to(final.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _scan(
-    states_kk, states_kv, decays, outer_kk, outer_kv, final_kk, final_kv, firsts, H, K, V,
-    BACKWARD: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    """The states before every chunk in place of what chunks add, chunk after chunk; BACKWARD: from the last one.
-
-    inputs     states_kk [rows of the table, H, K, K], states_kv [.., K, V] and decays [.., H] from `_writes`;
-               outer_kk [N, H, K, K], outer_kv [N, H, K, V], the states at first, or None
-    outputs    states_kk, states_kv; final_kk, final_kv [N, H, .., ..], the states at last, or None
-    layout     firsts: the first chunk of every sequence
-    sizes      H heads; K, V widths
-    constants  BACKWARD; E elements of a state
-    """
-    program, strip = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin = tl.load(firsts + program // H).to(tl.int64)
-    chunks = tl.load(firsts + program // H + 1).to(tl.int64) - begin
-    strips = tl.cdiv(K * K, E)
-    if strip < strips:
-        _scan_states(
-            states_kk, decays, outer_kk, final_kk, program, begin, chunks, strip, H, K, K, BACKWARD, True, E
-        )
-    else:
-        _scan_states(
-            states_kv, decays, outer_kv, final_kv, program, begin, chunks, strip - strips, H, K, V, BACKWARD, False, E
-        )  # fmt: skip
-
-
-def scan(
-    states: States, decays: Tensor, outer: States, final: States, layout: ChunkLayout, *, backward: bool
-) -> None:
-    """Put the states before every chunk in the place of what it adds; `backward` in time, those after it.
-
-    states        H [rows, H, K, K] and G [rows, H, K, V], fp32, contiguous
-    decays        [rows, H], γ of every chunk
-    outer, final  [N, H, K, K] and [N, H, K, V], read and written; contiguous
-    """
-    heads, height, width = states.h_kv.shape[1:]
-    strips = sum(triton.cdiv(height * size, STRIP) for size in (height, width))
-    # Not tuned: a second run would begin with the sums of the first.
-    _scan[(layout.sequences * heads, strips)](
-        *states, decays, *outer, *final, layout.firsts, heads, height, width, BACKWARD=backward, E=STRIP
-    )
-
-
-# Device functions of products of fp32 tiles as fp16 parts.
+# Device functions: products of fp32 tiles as fp16 parts.
 #
 # An fp16 number has 11 bits where a bf16 one has 8, so that two parts hold 22, nearly all of fp32, and one is eight
 # times as exact. But its range is 2⁻²⁴ to 2¹⁶: what is taken apart is first divided by a number near its largest.
@@ -205,11 +112,11 @@ def reciprocal(x):
     return root * root
 
 
-# Device functions of the mesa layer's kernels: tiles of a chunk's tokens and of states, and decays between tokens.
+# Device functions: tiles of a chunk's tokens and of states, and decays between tokens.
 #
-# A chunk's tokens begin at `first` on the packed axis, `row` are numbers within the chunk, and rows from `rows` on, not
-# the chunk's own, read as zero. Only the address of the first token needs 64 bits: those of a whole tile would fill the
-# registers.
+# A chunk's tokens begin at `first` on the packed axis, `row` are numbers within the chunk, and rows from `rows` on,
+# not the chunk's own, read as zero. Only the address of the first token needs 64 bits: those of a whole tile would
+# fill the registers.
 #
 # Sums of gates are sums, never differences of longer sums: a small gate after a large one would be lost.
 
@@ -310,101 +217,215 @@ def decay_of_pairs(gates, row, source):
     return tl.where(row[:, None] >= source[None], tl.exp2(sums), 0.0)
 
 
-# Reading the mesa layer's states: products of all tokens' G_t with a vector each, in tiles of 64 × 64.
-#
-#     o_t = G_tᵀ·x_t = c_t·Rᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s
-#
-# and, with other tensors in their places, dx_t = G_t·do_t, and backward in time dv_s (triton_key_gradients.py).
+# The recurrence of states over chunks, S ← γ·S + what a chunk adds, one element by itself.
+
+STRIP = 512
+"""Elements of a state that a program takes through the chunks."""
 
 
 @triton.jit
-def _read(
-    x, k, v, g, beta, state, out, table, cu, H, K, V,
-    TRANSPOSED: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def _added(states, decays, step, begin, chunks, head, H, element, size, BACKWARD: tl.constexpr):
+    """γ of the chunk of a step, and what it adds to elements of a state; 0 after the last step."""
+    place = (begin + (chunks - 1 - step if BACKWARD else step)) * H + head
+    there = step < chunks
+    decay = tl.load(decays + place, mask=there, other=0.0)
+    # One comparison: Triton 3.9's interpreter takes no mask in which a scalar one is spread over a block.
+    return decay, tl.load(states + place * size + element, mask=element < tl.where(there, size, 0), other=0.0)
+
+
+@triton.jit
+def _scan_states(
+    states, decays, outer, final, program, begin, chunks, strip, H, A, B,
+    BACKWARD: tl.constexpr, SYMMETRIC: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """out_t = c_t·Sᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s, a tile [C, BV]; S [K, V], or Sᵀ is there instead (TRANSPOSED).
+    """S ← γ·S + what the chunk adds, for E elements of one sequence's and head's state [A, B]; S stored in its place.
 
-    REVERSED in time, out_s = β_s·( e_s·Sᵀ·x_s + Σ_{t≥s} d_ts·(x_s·k_t)·v_t ).
+    SYMMETRIC: of S at first the symmetric part (S + Sᵀ)/2.
+    """
+    head, element, size = program % H, strip * E + tl.arange(0, E), A * B
+    inside = element < size
+    state = tl.zeros((E,), tl.float32)
+    if outer is not None:
+        outer += program * size
+        state += tl.load(outer + element, mask=inside, other=0.0).to(tl.float32)
+        if SYMMETRIC:
+            mirrored = element % B * B + element // B
+            state = 0.5 * (state + tl.load(outer + mirrored, mask=inside, other=0.0).to(tl.float32))
+    # Two steps ahead: a step by itself is as long as memory takes to answer.
+    decay, added = _added(states, decays, 0, begin, chunks, head, H, element, size, BACKWARD)
+    decay_1, added_1 = _added(states, decays, 1, begin, chunks, head, H, element, size, BACKWARD)
+    for step in range(chunks):
+        decay_2, added_2 = _added(states, decays, step + 2, begin, chunks, head, H, element, size, BACKWARD)
+        place = (begin + (chunks - 1 - step if BACKWARD else step)) * H + head
+        tl.store(states + place * size + element, state, mask=inside)
+        state = decay * state + added
+        decay, added, decay_1, added_1 = decay_1, added_1, decay_2, added_2
+    if final is not None:
+        tl.store(final + program * size + element, state.to(final.dtype.element_ty), mask=inside)
 
-    inputs     x, k [T, H, K]; v [T, H, V]; g, beta [T, H]; state S [rows of the table, H, K, V] or [.., V, K]
-    outputs    out [T, H, V]
+
+@triton.jit
+def _scan(
+    states_kk, states_kv, decays, outer_kk, outer_kv, final_kk, final_kv, firsts, H, K, V,
+    BACKWARD: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """The states before every chunk in place of what chunks add, chunk after chunk; BACKWARD: from the last one.
+
+    inputs     states_kk [rows of the table, H, K, K], states_kv [.., K, V] and decays [.., H] from `_writes`;
+               outer_kk [N, H, K, K], outer_kv [N, H, K, V], the states at first, or None
+    outputs    states_kk, states_kv; final_kk, final_kv [N, H, .., ..], the states at last, or None
+    layout     firsts: the first chunk of every sequence
+    sizes      H heads; K, V widths
+    constants  BACKWARD; E elements of a state
+    """
+    program, strip = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin = tl.load(firsts + program // H).to(tl.int64)
+    chunks = tl.load(firsts + program // H + 1).to(tl.int64) - begin
+    strips = tl.cdiv(K * K, E)
+    if strip < strips:
+        _scan_states(
+            states_kk, decays, outer_kk, final_kk, program, begin, chunks, strip, H, K, K, BACKWARD, True, E
+        )
+    else:
+        _scan_states(
+            states_kv, decays, outer_kv, final_kv, program, begin, chunks, strip - strips, H, K, V, BACKWARD, False, E
+        )  # fmt: skip
+
+
+def scan(
+    states: States, decays: Tensor, outer: States, final: States, layout: ChunkLayout, *, backward: bool
+) -> None:
+    """Put the states before every chunk in the place of what it adds; `backward` in time, those after it.
+
+    states        H [rows, H, K, K] and G [rows, H, K, V], fp32, contiguous
+    decays        [rows, H], γ of every chunk
+    outer, final  [N, H, K, K] and [N, H, K, V], read and written; contiguous
+    """
+    heads, height, width = states.h_kv.shape[1:]
+    strips = sum(triton.cdiv(height * size, STRIP) for size in (height, width))
+    # Not tuned: a second run would begin with the sums of the first.
+    _scan[(layout.sequences * heads, strips)](
+        *states, decays, *outer, *final, layout.firsts, heads, height, width, BACKWARD=backward, E=STRIP
+    )
+
+
+# The states that chunks start from, S and R, and backward in time their gradients dH and dG.
+#
+# What a chunk adds is a product of its own tokens: those of all chunks are computed at once (`_writes`). What remains
+# one chunk after another is the sum (`scan`).
+
+
+@triton.jit
+def _weighted(x, weight, first, row, rows, head, H, column, WIDTH):
+    """(w_s·x_s)ᵀ [column, C] of a chunk's tokens s."""
+    return tl.trans(load_stored(x, first, row, rows, head, H, column, WIDTH).to(tl.float32) * weight[:, None])
+
+
+@triton.jit
+def _written(
+    a, b, weight, state, first, row, rows, head, across, down, H, A, B,
+    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """Store a tile [BA, BB] of Σ_s w_s·a_s·b_sᵀ in a state; MIRRORED: of Σ_s w_s·(a_s·b_sᵀ + b_s·a_sᵀ).
+
+    inputs     a [T, H, A], b [T, H, B]; weight w [C]
+    outputs    state [A, B]
+    place      first token, row [C], rows of the chunk; head; down, across: the tile's number along A and B
+    sizes      H heads; A, B widths
+    constants  MIRRORED; PRECISION of products; BA, BB sides of the tile
+    """
+    i, j = down * BA + tl.arange(0, BA), across * BB + tl.arange(0, BB)
+    total = tl.zeros((BA, BB), tl.float32)
+    left = _weighted(a, weight, first, row, rows, head, H, i, A)
+    total = product(left, load_stored(b, first, row, rows, head, H, j, B), total, PRECISION)
+    if MIRRORED:
+        left = _weighted(b, weight, first, row, rows, head, H, i, A)
+        total = product(left, load_stored(a, first, row, rows, head, H, j, B), total, PRECISION)
+    store_matrix(state, total, i, j, A, B)
+
+
+@triton.jit
+def _writes(
+    a, b, v, g, beta, states_kk, states_kv, decays, table, cu, H, K, V,
+    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """The sums that a chunk and head adds to H [K, K] and G [K, V], a tile of one of them, and its decay γ = exp Σ g:
+
+    forward    Σ_s w_s·a_s·b_sᵀ and Σ_s w_s·b_s·v_sᵀ, w_s: β_s times the decay from s to the chunk's end
+    backward   −½·Σ_t c_t·(a_t·b_tᵀ + b_t·a_tᵀ), the gradient of a solution, and Σ_t c_t·b_t·v_tᵀ, c_t: the decay
+               from the chunk's start to t
+
+    inputs     a, b [T, H, K]; v [T, H, V]; g, beta [T, H]
+    outputs    states_kk [rows of the table, H, K, K], states_kv [rows of the table, H, K, V], decays [rows of it, H]
     layout     table, cu
     sizes      H heads; K, V widths
-    constants  TRANSPOSED, REVERSED; PRECISION of products; C tokens a chunk; BK, BV sides of the state's tile
+    constants  BACKWARD; PRECISION of products; C tokens a chunk; BA, BB sides of the state's tile
     """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    down, across = tl.program_id(2) % tl.cdiv(K, BA), tl.program_id(2) // tl.cdiv(K, BA)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         row, rows = tl.arange(0, C), (end - first).to(tl.int32)
-        column = tl.program_id(2) * BV + tl.arange(0, BV)
-        state += (chunk * H + head) * K * V
-        total = tl.zeros((C, BV), tl.float32)
-        pairs = tl.zeros((C, C), tl.float32)
-        for start in range(0, K, BK):
-            i = start + tl.arange(0, BK)
-            query = load_tokens(x, first, row, rows, head, H, i, K)
-            keys = load_tokens(k, first, row, rows, head, H, i, K)
-            # x_t·k_s
-            pairs += tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-            # Sᵀ·x_t
-            if TRANSPOSED:
-                tile = load_state(state, column, i, V, K)
-                total += tl.dot(query, tl.trans(tile), input_precision=PRECISION)
-            else:
-                tile = load_state(state, i, column, K, V)
-                total += tl.dot(query, tile, input_precision=PRECISION)
         gates = load_scalars(g, first, row, rows, head, H)
-        strength = load_scalars(beta, first, row, rows, head, H)
-        values = load_tokens(v, first, row, rows, head, H, column, V)
-        if REVERSED:
-            # β_s·e_s·Sᵀ·x_s + Σ_{t≥s} β_s·d_ts·(x_s·k_t)·v_t
-            pairs *= tl.trans(decay_of_pairs(gates, row, row)) * strength[:, None]
-            total *= (decay_to_end(g, first, row, rows, head, H, C) * strength)[:, None]
+        place = chunk * H + head
+        if tl.program_id(2) == 0:
+            tl.store(decays + place, tl.exp(tl.sum(gates, axis=0)))
+        if BACKWARD:
+            # c_t = exp(Σ_{r≤t} g_r)
+            weight = tl.exp(tl.cumsum(gates, axis=0))
         else:
-            # c_t·Sᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s,  W_ts = β_s·d_ts
-            pairs *= decay_of_pairs(gates, row, row) * strength[None]
-            total *= tl.exp(tl.cumsum(gates, axis=0))[:, None]
-        total += tl.dot(pairs, values, input_precision=PRECISION)
-        store_tokens(out, total, first, row, rows, head, H, column, V)
+            # w_s = β_s·exp(Σ_{r>s} g_r)
+            weight = load_scalars(beta, first, row, rows, head, H)
+            weight *= decay_to_end(g, first, row, rows, head, H, C)
+        tiles = tl.cdiv(K, BB)
+        if across < tiles:
+            half = -0.5 * weight if BACKWARD else weight
+            _written(
+                a, b, half, states_kk + place * K * K, first, row, rows, head, across, down, H, K, K,
+                BACKWARD, PRECISION, BA, BB,
+            )  # fmt: skip
+        else:
+            _written(
+                b, v, weight, states_kv + place * K * V, first, row, rows, head, across - tiles, down, H, K, V,
+                False, PRECISION, BA, BB,
+            )  # fmt: skip
 
 
-def tile_configs(first: str, second: str) -> list[triton.Config]:
-    """Return launch configurations whose tile's sides have these names."""
-    sizes = (64, 64, 8, 1), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 2)
-    return [
-        triton.Config({first: rows, second: columns}, num_warps=warps, num_stages=stages)
-        for rows, columns, warps, stages in sizes
-    ]
+_writes_tuned = Tuned(
+    _writes,
+    [
+        triton.Config({"BA": rows, "BB": columns}, num_warps=warps, num_stages=1)
+        for rows, columns, warps in ((64, 64, 4), (64, 64, 8), (32, 64, 4), (32, 32, 4))
+    ],
+    ["K", "V", "BACKWARD", "PRECISION"],
+)
 
 
-_read_tuned = Tuned(_read, tile_configs("BK", "BV"), ["K", "V", "TRANSPOSED", "REVERSED", "PRECISION"])
+def chunk_states(
+    a: Tensor, b: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, outer: States, final: States,
+    layout: ChunkLayout, precision: str,
+) -> States:  # fmt: skip
+    """Compute H and G before every chunk; without beta, the gradients of those after every chunk.
 
-
-def read(
-    x: Tensor,
-    tokens: Tokens,
-    states: Tensor,
-    dtype: torch.dtype,
-    layout: ChunkLayout,
-    precision: str,
-    *,
-    transposed: bool = False,
-    backward: bool = False,
-) -> Tensor:
-    """Compute G_tᵀ·x_t [B, T, H, V] in `dtype`, G_t being written with k and v of `tokens`.
-
-    states    [rows, H, K, V] before every chunk, or [rows, H, V, K] if `transposed`
-    backward  in time: the tokens that wrote G read it, and `states` are those after the chunks
+    a, b, v       [B, T, H, K], [B, T, H, K] and [B, T, H, V]: a·bᵀ is written into H, b·vᵀ into G
+    g, beta       [B, T, H]
+    outer, final  [N, H, K, K] and [N, H, K, V], read and written; all contiguous
     """
-    k, v, g, beta = tokens
-    heads, height, width = k.shape[2], k.shape[3], v.shape[3]
-    out = torch.empty(v.shape, dtype=dtype, device=v.device)
-    _read_tuned[lambda meta: (layout.chunks, heads, triton.cdiv(width, meta["BV"]))](
-        x, k, v, g, beta, states, out, layout.table, layout.cu, heads, height, width,
-        TRANSPOSED=transposed, REVERSED=backward, PRECISION=precision, C=CHUNK,
+    heads, height, width = g.shape[2], b.shape[3], v.shape[3]
+    fresh = {"dtype": torch.float32, "device": g.device}
+    states = States(*(torch.empty(layout.chunks, heads, height, size, **fresh) for size in (height, width)))
+    decays = torch.empty(layout.chunks, heads, **fresh)
+
+    def grid(meta: dict[str, int]) -> tuple[int, ...]:
+        tiles = sum(triton.cdiv(size, meta["BB"]) for size in (height, width))
+        return layout.chunks, heads, triton.cdiv(height, meta["BA"]) * tiles
+
+    _writes_tuned[grid](
+        a, b, v, g, beta, *states, decays, layout.table, layout.cu, heads, height, width,
+        BACKWARD=beta is None, PRECISION=precision, C=CHUNK,
     )  # fmt: skip
-    return out
+    scan(states, decays, outer, final, layout, backward=beta is None)
+    return states
 
 
 # The linear systems (H_t + Λ)·x_t = b_t of a chunk's tokens, solved together by one program, without their matrices.
@@ -413,7 +434,7 @@ def read(
 #
 #     α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← Λ⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 #
-# Half-precision inputs: A·p is taken from fp16 parts (triton_split_fp16). S is two and the keys are one, exactly. In
+# Half-precision inputs: A·p is taken from fp16 parts (`split_fp16`). S is two and the keys are one, exactly. In
 # the first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is
 # left, in four products in place of seven: along a p that is one part itself, which x moves by as well. (A p that is
 # rounded for the products alone ends 30 times as far from the solution: 3e-3 for sixteen keys, 2,048 times, at Λ =
@@ -669,114 +690,98 @@ def solve(
     return x
 
 
-@triton.jit
-def _weighted(x, weight, first, row, rows, head, H, column, WIDTH):
-    """(w_s·x_s)ᵀ [column, C] of a chunk's tokens s."""
-    return tl.trans(load_stored(x, first, row, rows, head, H, column, WIDTH).to(tl.float32) * weight[:, None])
+# Reading the states: products of all tokens' G_t with a vector each, in tiles of 64 × 64.
+#
+#     o_t = G_tᵀ·x_t = c_t·Rᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s
+#
+# and, with other tensors in their places, dx_t = G_t·do_t, and backward in time dv_s.
 
 
 @triton.jit
-def _written(
-    a, b, weight, state, first, row, rows, head, across, down, H, A, B,
-    MIRRORED: tl.constexpr, PRECISION: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+def _read(
+    x, k, v, g, beta, state, out, table, cu, H, K, V,
+    TRANSPOSED: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile [BA, BB] of Σ_s w_s·a_s·b_sᵀ in a state; MIRRORED: of Σ_s w_s·(a_s·b_sᵀ + b_s·a_sᵀ).
+    """out_t = c_t·Sᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s, a tile [C, BV]; S [K, V], or Sᵀ is there instead (TRANSPOSED).
 
-    inputs     a [T, H, A], b [T, H, B]; weight w [C]
-    outputs    state [A, B]
-    place      first token, row [C], rows of the chunk; head; down, across: the tile's number along A and B
-    sizes      H heads; A, B widths
-    constants  MIRRORED; PRECISION of products; BA, BB sides of the tile
-    """
-    i, j = down * BA + tl.arange(0, BA), across * BB + tl.arange(0, BB)
-    total = tl.zeros((BA, BB), tl.float32)
-    left = _weighted(a, weight, first, row, rows, head, H, i, A)
-    total = product(left, load_stored(b, first, row, rows, head, H, j, B), total, PRECISION)
-    if MIRRORED:
-        left = _weighted(b, weight, first, row, rows, head, H, i, A)
-        total = product(left, load_stored(a, first, row, rows, head, H, j, B), total, PRECISION)
-    store_matrix(state, total, i, j, A, B)
+    REVERSED in time, out_s = β_s·( e_s·Sᵀ·x_s + Σ_{t≥s} d_ts·(x_s·k_t)·v_t ).
 
-
-@triton.jit
-def _writes(
-    a, b, v, g, beta, states_kk, states_kv, decays, table, cu, H, K, V,
-    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-):  # fmt: skip
-    """The sums that a chunk and head adds to H [K, K] and G [K, V], a tile of one of them, and its decay γ = exp Σ g:
-
-    forward    Σ_s w_s·a_s·b_sᵀ and Σ_s w_s·b_s·v_sᵀ, w_s: β_s times the decay from s to the chunk's end
-    backward   −½·Σ_t c_t·(a_t·b_tᵀ + b_t·a_tᵀ), the gradient of a solution, and Σ_t c_t·b_t·v_tᵀ, c_t: the decay
-               from the chunk's start to t
-
-    inputs     a, b [T, H, K]; v [T, H, V]; g, beta [T, H]
-    outputs    states_kk [rows of the table, H, K, K], states_kv [rows of the table, H, K, V], decays [rows of it, H]
+    inputs     x, k [T, H, K]; v [T, H, V]; g, beta [T, H]; state S [rows of the table, H, K, V] or [.., V, K]
+    outputs    out [T, H, V]
     layout     table, cu
     sizes      H heads; K, V widths
-    constants  BACKWARD; PRECISION of products; C tokens a chunk; BA, BB sides of the state's tile
+    constants  TRANSPOSED, REVERSED; PRECISION of products; C tokens a chunk; BK, BV sides of the state's tile
     """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    down, across = tl.program_id(2) % tl.cdiv(K, BA), tl.program_id(2) // tl.cdiv(K, BA)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         row, rows = tl.arange(0, C), (end - first).to(tl.int32)
+        column = tl.program_id(2) * BV + tl.arange(0, BV)
+        state += (chunk * H + head) * K * V
+        total = tl.zeros((C, BV), tl.float32)
+        pairs = tl.zeros((C, C), tl.float32)
+        for start in range(0, K, BK):
+            i = start + tl.arange(0, BK)
+            query = load_tokens(x, first, row, rows, head, H, i, K)
+            keys = load_tokens(k, first, row, rows, head, H, i, K)
+            # x_t·k_s
+            pairs += tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+            # Sᵀ·x_t
+            if TRANSPOSED:
+                tile = load_state(state, column, i, V, K)
+                total += tl.dot(query, tl.trans(tile), input_precision=PRECISION)
+            else:
+                tile = load_state(state, i, column, K, V)
+                total += tl.dot(query, tile, input_precision=PRECISION)
         gates = load_scalars(g, first, row, rows, head, H)
-        place = chunk * H + head
-        if tl.program_id(2) == 0:
-            tl.store(decays + place, tl.exp(tl.sum(gates, axis=0)))
-        if BACKWARD:
-            # c_t = exp(Σ_{r≤t} g_r)
-            weight = tl.exp(tl.cumsum(gates, axis=0))
+        strength = load_scalars(beta, first, row, rows, head, H)
+        values = load_tokens(v, first, row, rows, head, H, column, V)
+        if REVERSED:
+            # β_s·e_s·Sᵀ·x_s + Σ_{t≥s} β_s·d_ts·(x_s·k_t)·v_t
+            pairs *= tl.trans(decay_of_pairs(gates, row, row)) * strength[:, None]
+            total *= (decay_to_end(g, first, row, rows, head, H, C) * strength)[:, None]
         else:
-            # w_s = β_s·exp(Σ_{r>s} g_r)
-            weight = load_scalars(beta, first, row, rows, head, H)
-            weight *= decay_to_end(g, first, row, rows, head, H, C)
-        tiles = tl.cdiv(K, BB)
-        if across < tiles:
-            half = -0.5 * weight if BACKWARD else weight
-            _written(
-                a, b, half, states_kk + place * K * K, first, row, rows, head, across, down, H, K, K,
-                BACKWARD, PRECISION, BA, BB,
-            )  # fmt: skip
-        else:
-            _written(
-                b, v, weight, states_kv + place * K * V, first, row, rows, head, across - tiles, down, H, K, V,
-                False, PRECISION, BA, BB,
-            )  # fmt: skip
+            # c_t·Sᵀ·x_t + Σ_{s≤t} W_ts·(x_t·k_s)·v_s,  W_ts = β_s·d_ts
+            pairs *= decay_of_pairs(gates, row, row) * strength[None]
+            total *= tl.exp(tl.cumsum(gates, axis=0))[:, None]
+        total += tl.dot(pairs, values, input_precision=PRECISION)
+        store_tokens(out, total, first, row, rows, head, H, column, V)
 
 
-_writes_tuned = Tuned(
-    _writes,
-    [
-        triton.Config({"BA": rows, "BB": columns}, num_warps=warps, num_stages=1)
-        for rows, columns, warps in ((64, 64, 4), (64, 64, 8), (32, 64, 4), (32, 32, 4))
-    ],
-    ["K", "V", "BACKWARD", "PRECISION"],
-)
+def tile_configs(first: str, second: str) -> list[triton.Config]:
+    """Return launch configurations whose tile's sides have these names."""
+    sizes = (64, 64, 8, 1), (64, 64, 4, 1), (32, 64, 4, 2), (32, 32, 4, 2)
+    return [
+        triton.Config({first: rows, second: columns}, num_warps=warps, num_stages=stages)
+        for rows, columns, warps, stages in sizes
+    ]
 
 
-def chunk_states(
-    a: Tensor, b: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, outer: States, final: States,
-    layout: ChunkLayout, precision: str,
-) -> States:  # fmt: skip
-    """Compute H and G before every chunk; without beta, the gradients of those after every chunk.
+_read_tuned = Tuned(_read, tile_configs("BK", "BV"), ["K", "V", "TRANSPOSED", "REVERSED", "PRECISION"])
 
-    a, b, v       [B, T, H, K], [B, T, H, K] and [B, T, H, V]: a·bᵀ is written into H, b·vᵀ into G
-    g, beta       [B, T, H]
-    outer, final  [N, H, K, K] and [N, H, K, V], read and written; all contiguous
+
+def read(
+    x: Tensor,
+    tokens: Tokens,
+    states: Tensor,
+    dtype: torch.dtype,
+    layout: ChunkLayout,
+    precision: str,
+    *,
+    transposed: bool = False,
+    backward: bool = False,
+) -> Tensor:
+    """Compute G_tᵀ·x_t [B, T, H, V] in `dtype`, G_t being written with k and v of `tokens`.
+
+    states    [rows, H, K, V] before every chunk, or [rows, H, V, K] if `transposed`
+    backward  in time: the tokens that wrote G read it, and `states` are those after the chunks
     """
-    heads, height, width = g.shape[2], b.shape[3], v.shape[3]
-    fresh = {"dtype": torch.float32, "device": g.device}
-    states = States(*(torch.empty(layout.chunks, heads, height, size, **fresh) for size in (height, width)))
-    decays = torch.empty(layout.chunks, heads, **fresh)
-
-    def grid(meta: dict[str, int]) -> tuple[int, ...]:
-        tiles = sum(triton.cdiv(size, meta["BB"]) for size in (height, width))
-        return layout.chunks, heads, triton.cdiv(height, meta["BA"]) * tiles
-
-    _writes_tuned[grid](
-        a, b, v, g, beta, *states, decays, layout.table, layout.cu, heads, height, width,
-        BACKWARD=beta is None, PRECISION=precision, C=CHUNK,
+    k, v, g, beta = tokens
+    heads, height, width = k.shape[2], k.shape[3], v.shape[3]
+    out = torch.empty(v.shape, dtype=dtype, device=v.device)
+    _read_tuned[lambda meta: (layout.chunks, heads, triton.cdiv(width, meta["BV"]))](
+        x, k, v, g, beta, states, out, layout.table, layout.cu, heads, height, width,
+        TRANSPOSED=transposed, REVERSED=backward, PRECISION=precision, C=CHUNK,
     )  # fmt: skip
-    scan(states, decays, outer, final, layout, backward=beta is None)
-    return states
+    return out

@@ -6,20 +6,21 @@ With a chunk's start states S, R, c_t = exp(Σ g up to t) and W_ts = β_s·exp(�
 
 no matrix of a token is written down: products of all tokens' H_t or G_t with a vector each are three tile products.
 
-    forward    states (triton_states) S, R of every chunk → solve (triton_solve) x_t = (H_t + Λ)⁻¹·q_t
-               → read (triton_read) o_t = G_tᵀ·x_t
+    forward    states (`chunk_states`) S, R of every chunk → `solve` x_t = (H_t + Λ)⁻¹·q_t
+               → `read` o_t = G_tᵀ·x_t
                saved: inputs and x, in fp32
     backward   S and R computed again → read, transposed: dx_t = G_t·do_t → solve: y_t = (H_t + Λ)⁻¹·dx_t = dq_t
                → states backward in time: the gradients dH, dG of the states after every chunk, from
-               −½(y_t·x_tᵀ + x_t·y_tᵀ) and x_t·do_tᵀ → gradients (triton_key_gradients,
-               triton_gate_gradients): dk, dv, dg, dβ and, in one part a chunk, added in a fixed order, dΛ
+               −½(y_t·x_tᵀ + x_t·y_tᵀ) and x_t·do_tᵀ → `key_gradients`,
+               `gate_gradients`: dk, dv, dg, dβ and, in one part a chunk, added in a fixed order, dΛ
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
 fp16 number exactly, and in states and solver, since a conjugate gradient multiplies errors of its matrix by the
-condition number, with fp32 operands as two parts: bf16 ones for states (relative errors of 2⁻¹⁶), fp16 ones for systems
-(triton_solve). Products of fp32 inputs are fp32; those of states and solver use tensor cores, on
-three bf16 each, where shared memory allows, for tiles of plain fp32 do not fit the registers.
-One token without gradients is decoding, and one kernel (triton_step).
+condition number, with fp32 operands as two parts: bf16 ones for states (relative errors of 2⁻¹⁶), fp16 ones for
+systems. Products of fp32 inputs are fp32; those of states and solver use tensor cores, on three bf16 each, where shared
+memory allows, for tiles of plain fp32 do not fit the registers.
+
+One token without gradients is decoding, and one kernel (triton_step.py).
 """
 
 from __future__ import annotations

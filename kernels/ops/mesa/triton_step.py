@@ -89,7 +89,7 @@ def _step(
     p = r * inverse
     x = tl.zeros((BK,), tl.float32)
     rz = tl.sum(r * p, axis=0)
-    enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 after it
+    enough = rz * 1.4e-18  # as in `_solve`; here nothing can be divided by 0 after it
     step = 0
     while (step < steps) & ((rz <= enough) == 0):  # NaN goes on, and into the solution
         # A·p = Λ·p + H·p
