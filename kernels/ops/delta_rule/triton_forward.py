@@ -1,7 +1,8 @@
 """Kernels of the chunked delta rule's forward pass: all chunks prepared at once, then the recurrence of states.
 
-With G_i the sum of a chunk's gates up to token i, S₀ the state that the chunk starts from, K̄ = exp(G)⊙K, Q̄ =
-exp(G)⊙Q, and K̃ = exp(G_last − G)⊙K:
+Let G_i be the sum of a chunk's gates up to token i, and S₀ the state that the chunk starts from.
+
+    K̄ = exp(G)⊙K        Q̄ = exp(G)⊙Q        K̃ = exp(G_last − G)⊙K
 
     P_ij = Σ_c q_ic·k_jc·exp(Σ_{j<l≤i} g_lc) for j ≤ i        A_ij = likewise with k_i, for j < i
     Z = (I + A·Diag(β))⁻¹·A             zero on and above the diagonal

@@ -1,4 +1,17 @@
-"""Sparse attention with its indexer and the indexer's loss: the public function and its backends."""
+"""Attention to the keys that the lightning indexer selects, and the indexer's loss, as one operation of training.
+
+    S_t  = lightning_topk(q_idx, k_idx, w_idx, bias, k=rule)_t
+    o    = sparse_attention(q, k, v, S, gate_logits=gate_logits)
+    loss = indexer_kl(q, k, q_idx, k_idx, w_idx, bias, τ, indices=S)
+
+Here are the public function and its backends.
+
+parts.py       what the fused forms read and write
+torch_ops.py   the fused operators, and the choice between them and the three operations
+torch_form.py  the three operations in a row; the fused form in PyTorch
+numba_form.py  the fused form compiled by Numba
+triton_ops.py  the three on a GPU, which share the selection's bits and log Σ exp
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fused form by Numba: sequences, and parts of each, on as many threads as PyTorch may use."""
+"""The fused form of indexed attention, compiled by Numba: a query reads its own keys alone.
+
+Sequences, and parts of each, run on as many threads as PyTorch may use.
+"""
 
 from __future__ import annotations
 
@@ -52,59 +55,11 @@ from kernels.numba_common.vectors import (
 from kernels.ops.indexed_attention.parts import Indexer, Output
 from kernels.ops.lightning_topk.scores import AdaptiveK
 
-# The gradients of attention over a selection that is known, compiled by Numba.
-
-
-class Gradients(NamedTuple):
-    """q [Hkv, T, G', K] without the factor of its scale, k [Hkv, T, K] and v [Hkv, T, V] of a part; zeros at first."""
-
-    q: NDArray
-    k: NDArray
-    v: NDArray
-
-
-@compiled(FAST)
-def backward(attended, results, grad, gradients, part, parts):
-    """Add the gradients of every parts-th block from `part` on; grad [Hkv, T, G', V] is that of `Results`' o."""
-    kv_heads, time, padded, _ = attended.q.shape
-    group = results.lse.shape[2]
-    places = np.empty(KEYS + 1, I)
-    weights, slopes = np.empty((padded, KEYS), F), np.empty((padded, KEYS), F)
-    along = np.empty((QUERIES_BACKWARD, group), F)
-    for first in range(part * QUERIES_BACKWARD, time, parts * QUERIES_BACKWARD):
-        last = min(first + QUERIES_BACKWARD, time)
-        for head in range(kv_heads):
-            q, k, v, lse = attended.q[head], attended.k[head], attended.v[head], results.lse[head]
-            d_q, d_k, d_v = gradients.q[head], gradients.k[head], gradients.v[head]
-            for t in range(first, last):
-                dot_heads(grad[head, t], results.o[head, t], along[t - first])
-            for tile in range(0, last, KEYS):
-                for t in range(max(first, tile), last):
-                    n = places_of(results.bits[t], tile, min(tile + KEYS, t + 1), places)
-                    given, by_o = (q[t], k, v, grad[head, t], lse[t]), along[t - first]
-                    attend_backward(*given, by_o, places, n, weights, slopes, d_q[t], d_k, d_v)
-
-
-@compiled(FAST)
-def places_of(bits, first, last, places):
-    """Write the places in [first, last) of the ones in bits, uint8 [n], a byte's highest first; return their number.
-
-    first is a multiple of 8, and no bit from last on is one. places has room for one more: a place is written before it
-    is known whether it counts, as no processor foresees it.
-    """
-    found = 0
-    for at in range(first >> 3, (last + 7) >> 3):
-        byte = I(bits[at])
-        for bit in range(8):
-            places[found] = 8 * at + bit
-            found += (byte >> (7 - bit)) & 1
-    return found
-
-
-# The indexer's scores of one query and the keys that it selects, compiled by Numba.
+# The indexer's scores of one query and the keys that it selects.
 #
-# The same order as `lightning_topk`'s: shares I_ts/Σ_j w_tj in fp32 and steps of 2^−40 (a sigmoid's) or scores without
-# their last bit (a ReLU's), of equal ones the later key, NaN above all numbers, and the query's own key always.
+# The same order as `lightning_topk`'s: shares I_ts/Σ_j w_tj in fp32 and steps of 2^−40 (a sigmoid's) or scores
+# without their last bit (a ReLU's), of equal ones the later key, NaN above all numbers, and the query's own key
+# always.
 
 TILE = 128
 """Keys at a time: whole vectors on every processor, so that each key's score is the same sequence of operations."""
@@ -288,13 +243,13 @@ def fill_buckets(x, lowest, scale, buckets):
 def count_buckets(buckets, n, histogram):
     """histogram[0, b]: how many of buckets[:n] are b. In four counts: neighbours alike do not wait for each other."""
     histogram[:] = 0
-    whole = n // 4 * 4
-    for i in range(0, whole, 4):
+    in_fours = n // 4 * 4
+    for i in range(0, in_fours, 4):
         histogram[0, buckets[i]] += 1
         histogram[1, buckets[i + 1]] += 1
         histogram[2, buckets[i + 2]] += 1
         histogram[3, buckets[i + 3]] += 1
-    for i in range(whole, n):
+    for i in range(in_fours, n):
         histogram[0, buckets[i]] += 1
     for b in range(BUCKETS):
         histogram[0, b] += histogram[1, b] + histogram[2, b] + histogram[3, b]
@@ -317,18 +272,18 @@ def select(order, own, wanted, histogram, pool, buckets, places):
     skipped = -equal
     for i in range(own):
         skipped += order[i] == edge
-    found = 0
+    kept = 0
     for i in range(own):
         same = I(order[i] == edge)
-        places[found] = i  # written before it is known whether it counts, as no processor foresees it
+        places[kept] = i  # written before it is known whether it counts, as no processor foresees it
         taken = I(order[i] > edge) | (same & I(skipped <= 0))
-        found += taken & I(found < wanted - 1)
+        kept += taken & I(kept < wanted - 1)
         skipped -= same
-    places[found] = own
-    return found + 1
+    places[kept] = own
+    return kept + 1
 
 
-# Selection, attention and the indexer's loss of one sequence, compiled by Numba: a query reads its own keys alone.
+# Selection, attention and the loss of one sequence.
 
 TINY = F(np.finfo(F).tiny)
 
@@ -518,7 +473,56 @@ def learn(indexed, learned, learns, block, c, t, weight):
     scatter_rows(block.active[c], indexed.q[t], block.places[c], 0, n, learned.k)
 
 
-# Tensors as Numba's kernels read them: by sequence and KV head, rows filled up with zeros to whole vectors.
+# The gradients of attention over a selection that is known.
+
+
+class Gradients(NamedTuple):
+    """q [Hkv, T, G', K] without the factor of its scale, k [Hkv, T, K] and v [Hkv, T, V] of a part; zeros at first."""
+
+    q: NDArray
+    k: NDArray
+    v: NDArray
+
+
+@compiled(FAST)
+def backward(attended, results, grad, gradients, part, parts):
+    """Add the gradients of every parts-th block from `part` on; grad [Hkv, T, G', V] is that of `Results`' o."""
+    kv_heads, time, padded, _ = attended.q.shape
+    group = results.lse.shape[2]
+    places = np.empty(KEYS + 1, I)
+    weights, slopes = np.empty((padded, KEYS), F), np.empty((padded, KEYS), F)
+    along = np.empty((QUERIES_BACKWARD, group), F)
+    for first in range(part * QUERIES_BACKWARD, time, parts * QUERIES_BACKWARD):
+        last = min(first + QUERIES_BACKWARD, time)
+        for head in range(kv_heads):
+            q, k, v, lse = attended.q[head], attended.k[head], attended.v[head], results.lse[head]
+            d_q, d_k, d_v = gradients.q[head], gradients.k[head], gradients.v[head]
+            for t in range(first, last):
+                dot_heads(grad[head, t], results.o[head, t], along[t - first])
+            for tile in range(0, last, KEYS):
+                for t in range(max(first, tile), last):
+                    n = places_of(results.bits[t], tile, min(tile + KEYS, t + 1), places)
+                    given, by_o = (q[t], k, v, grad[head, t], lse[t]), along[t - first]
+                    attend_backward(*given, by_o, places, n, weights, slopes, d_q[t], d_k, d_v)
+
+
+@compiled(FAST)
+def places_of(bits, first, last, places):
+    """Write the places in [first, last) of the ones in bits, uint8 [n], a byte's highest first; return their number.
+
+    first is a multiple of 8, and no bit from last on is one. places has room for one more: a place is written before it
+    is known whether it counts, as no processor foresees it.
+    """
+    kept = 0
+    for at in range(first >> 3, (last + 7) >> 3):
+        byte = I(bits[at])
+        for bit in range(8):
+            places[kept] = 8 * at + bit
+            kept += (byte >> (7 - bit)) & 1
+    return kept
+
+
+# Calls: tensors by sequence and KV head, rows filled up with zeros to whole vectors, and work on threads.
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Attended:
@@ -582,7 +586,7 @@ def attend_in_blocks(
     """
     q, k, v, *tensors = (x.detach() for x in (q, k, v, *indexer))
     indexer, parts, numbers = Indexer(*tensors), parts_of(len(q)), rule_numbers(rule)
-    given, found = attended(q, k, v, scale), empty_results(q, v)
+    given, results = attended(q, k, v, scale), empty_results(q, v)
     index = indexed(indexer, kind)
     learned = empty_gradients(index, parts, learns)
     constants = (array(index.bias), np.float32(index.tau.item()), index.sigmoid)
@@ -592,13 +596,13 @@ def attend_in_blocks(
             arrays((learned.q, learned.w), b),
             arrays((learned.k, learned.sums), b, part),
         )
-        own = Learned(d_q, d_k, d_w, sums)
+        learning = Learned(d_q, d_k, d_w, sums)
         inputs = (Attended(*arrays(given, b)), Indexed(*arrays(index[:4], b), *constants))
-        forward(*inputs, numbers, Results(*arrays(found, b)), own, learns, part, parts)
+        forward(*inputs, numbers, Results(*arrays(results, b)), learning, learns, part, parts)
 
     in_parts(work, len(q))
-    o = by_query(found.o, (*q.shape[:3], v.shape[3]))
-    output = Output(o, found.lse.flatten(0, 1).flatten(1).unsqueeze(-1), found.bits)
+    o = by_query(results.o, (*q.shape[:3], v.shape[3]))
+    output = Output(o, results.lse.flatten(0, 1).flatten(1).unsqueeze(-1), results.bits)
     loss, grads = gradients(indexer, learned)
     return output, loss, grads if learns else None
 
@@ -611,14 +615,14 @@ def attend_in_blocks_backward(
     kv_heads, parts = k.shape[2], parts_of(len(q))
     given = attended(q, k, v, scale)
     lse = lse.view(len(q), kv_heads, q.shape[1], -1)
-    found = Results(by_kv_head(o, kv_heads), lse, bits)
+    results = Results(by_kv_head(o, kv_heads), lse, bits)
     d_out, d_q = by_kv_head(grad, kv_heads), torch.zeros_like(given.q)
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in (given.k, given.v))
 
     def work(b: int, part: int) -> None:
-        own = Gradients(array(d_q[b]), *arrays((d_k, d_v), b, part))
-        inputs = (Attended(*arrays(given, b)), Results(*arrays(found, b)))
-        backward(*inputs, array(d_out[b]), own, part, parts)
+        part_gradients = Gradients(array(d_q[b]), *arrays((d_k, d_v), b, part))
+        inputs = (Attended(*arrays(given, b)), Results(*arrays(results, b)))
+        backward(*inputs, array(d_out[b]), part_gradients, part, parts)
 
     in_parts(work, len(q))
     dk, dv = keys_by_position(d_k.sum(1), k), keys_by_position(d_v.sum(1), v)

@@ -1,4 +1,4 @@
-"""Tensors by KV head, so that all query heads that share one are rows of one matrix product."""
+"""What the fused forms read and write, and tensors by KV head: heads that share one are rows of one product."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-# What the fused forms read and write.
 
 
 class Indexer(NamedTuple):

@@ -1,4 +1,4 @@
-"""The gradients of attention over a selection that is known, a block of queries at a time."""
+"""Indexed attention in PyTorch: its three operations in a row, or fused, a block of queries at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import indices
-from kernels.indices import Block, block_size, query_blocks
+from kernels.indices import Block, block_size, pack, penalties, query_blocks, unpack
 from kernels.ops.indexed_attention import parts
 from kernels.ops.indexed_attention.parts import Indexer, Output
 from kernels.ops.indexer_kl import indexer_kl
@@ -26,7 +25,7 @@ from kernels.ops.lightning_topk.scores import (
 from kernels.ops.lightning_topk.torch_form import lowest_kept
 from kernels.ops.sparse_attention import sparse_attention
 
-# Indexed attention as its three operations, one after the other.
+# The three operations, one after the other.
 
 
 def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -62,7 +61,7 @@ def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return run
 
 
-# The keys that a block of queries selects, as a mask, with the indexer's scores that chose them.
+# Fused: the keys that a block of queries selects, as a mask, with the scores that chose them.
 
 
 class Selected(NamedTuple):
@@ -87,10 +86,10 @@ def select(
     return Selected(active, scores, mask.logical_and_(block.visible))
 
 
-# Selection, attention and the indexer's loss of one block of queries after another.
+# Fused: selection, attention and the loss of one block of queries after another.
 #
-# Every block computes the indexer's scores once, for the selection, the loss and its gradient, and attention's weights
-# once, for its output and for the loss's target.
+# Every block computes the indexer's scores once, for the selection, the loss and its gradient, and attention's
+# weights once, for its output and for the loss's target.
 
 
 def blocks(q: Tensor) -> Iterator[Block]:
@@ -123,7 +122,7 @@ def attend(
     loss = _Loss(indexer, learns)
     for block in blocks(q):
         rows, seen = rows_of(block, group), slice(block.begin, block.end)
-        found = select(
+        selected = select(
             block.rows(indexer.q),
             block.keys(indexer.k),
             block.rows(indexer.w),
@@ -132,13 +131,13 @@ def attend(
             rule,
             kind,
         )
-        bits = indices.pack(found.mask)
+        bits = pack(selected.mask)
         block.rows(out.bits)[..., : bits.shape[-1]] = bits
-        penalty = indices.penalties(found.mask, q.dtype)
+        penalty = penalties(selected.mask, q.dtype)
         weights, out.lse[:, rows] = _weights(queries[:, rows], keys[:, :, seen], penalty, kv_heads)
         o = block.rows(out.o)
         o.copy_(parts.by_query(torch.bmm(weights, values[:, seen]), o.shape, kv_heads))
-        loss.add(block, found, _mean_over_heads(weights, q.shape[0], group), penalty, kind)
+        loss.add(block, selected, _mean_over_heads(weights, q.shape[0], group), penalty, kind)
     return out, loss.value, loss.gradients
 
 
@@ -173,22 +172,21 @@ class _Loss:
         self.gradients = Indexer(*(torch.zeros_like(x) for x in indexer)) if learns else None
         self.weight = 1 / indexer.q.shape[:2].numel()
         self.scale = indexer.q.shape[-1] ** -0.5
-        if (
-            learns
-        ):  # keys with a column of ones, whose product is the gradient of the bias; queries with their weight
+        if learns:
+            # Keys with a column of ones, whose product is the gradient of the bias; queries with their weight.
             self.keys = parts.with_column(indexer.k, 1.0)
             self.queries = indexer.q * indexer.w.unsqueeze(-1)
 
-    def add(self, block: Block, found: Selected, target: Tensor, penalty: Tensor, kind: str) -> None:
+    def add(self, block: Block, selected: Selected, target: Tensor, penalty: Tensor, kind: str) -> None:
         """Add a block's part: the target p [B, C, S] and the penalties of keys that it did not select."""
-        target, penalty = target.to(found.scores.dtype), penalty.to(found.scores.dtype)
-        logits = (found.scores * self.indexer.tau).add_(penalty)
+        target, penalty = target.to(selected.scores.dtype), penalty.to(selected.scores.dtype)
+        logits = (selected.scores * self.indexer.tau).add_(penalty)
         logs = target.clamp_min(torch.finfo(target.dtype).tiny).log_().sub_(logits.log_softmax(-1))
         self.value += self.weight * logs.mul_(target).sum()
         if self.gradients is not None:
             slope = logits.softmax(-1).sub_(target).mul_(self.weight)
-            self.gradients.tau.add_((slope * found.scores).sum())
-            self._indexer_gradients(block, found.active, slope.mul_(self.indexer.tau).unsqueeze(2), kind)
+            self.gradients.tau.add_((slope * selected.scores).sum())
+            self._indexer_gradients(block, selected.active, slope.mul_(self.indexer.tau).unsqueeze(2), kind)
 
     def _indexer_gradients(self, block: Block, active: Tensor, slope: Tensor, kind: str) -> None:
         grads, w = self.gradients, block.rows(self.indexer.w).unsqueeze(-1)
@@ -200,6 +198,8 @@ class _Loss:
         grads.bias.add_(by_query[..., -1].sum((0, 1)))
         block.keys(grads.k).add_(inner.mT @ block.rows(self.queries).flatten(1, 2), alpha=self.scale)
 
+
+# Fused: the gradients of attention, whose selection is known, a block of queries at a time.
 
 FAINTEST = -60.0
 """Weights below e^−60 count as that: products of smaller ones may be denormal in fp32, which is slow."""
@@ -223,7 +223,7 @@ def attend_backward(
     dq, dk, dv = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
     for block in blocks(q):
         rows, seen = rows_of(block, group), slice(block.begin, block.end)
-        mask = indices.unpack(block.rows(out.bits), block.end, q.dtype)[:, None, :, None]
+        mask = unpack(block.rows(out.bits), block.end, q.dtype)[:, None, :, None]
         weights = torch.bmm(shifted[:, rows], keys_t[:, :, seen]).clamp_(FAINTEST, 1.0).exp_()
         weights.view(len(q), kv_heads, mask.shape[2], group, -1).mul_(mask)
         d_scores = torch.bmm(centred[:, rows], values_t[:, :, seen]).mul_(weights)

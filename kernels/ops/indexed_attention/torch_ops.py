@@ -1,4 +1,4 @@
-"""PyTorch's form: fused where that is cheaper than the three operations apart."""
+"""The fused operators of indexed attention, and when PyTorch's form takes them in place of the three operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernels.ops.indexed_attention.torch_form import composed
 from kernels.ops.lightning_topk.scores import AdaptiveK, wide
 from kernels.ops.sparse_attention.select import gathers
 
-# Selection, attention and the indexer's loss as two operators, opaque to tracing, in whichever form computes them.
+# Two operators, opaque to tracing, in whichever form computes them.
 
 
 class Form(NamedTuple):
@@ -127,8 +127,8 @@ def indexed_attention_backward_op(
     o, lse, bits: the tensors of `Output`; selected, the most keys that a query has, is for the count of FLOPs.
     """
     with without_autocast(q):
-        found = _form(form).attend_backward(grad, Output(o, lse, bits), q, k, v, scale)
-    return tuple(x.contiguous() for x in found)
+        gradients = _form(form).attend_backward(grad, Output(o, lse, bits), q, k, v, scale)
+    return tuple(x.contiguous() for x in gradients)
 
 
 @indexed_attention_backward_op.register_fake
@@ -175,6 +175,9 @@ def _backward_flops(grad, o, lse, bits, q, k, v, scale, selected, form, *, out_s
 
 def _attention_flops(q, k, v, selected: int) -> int:
     return attention_flops(q[0] * q[1] * q[2] * min(selected, k[1]), q[3], v[3])
+
+
+# PyTorch's form: fused where that is cheaper than the three operations apart.
 
 
 def indexed_attention_torch(

@@ -1,4 +1,13 @@
-"""The lightning indexer's loss: the public function and its backends."""
+"""The lightning indexer's loss: how far its scores are from attention's weights.
+
+    p_ts = mean_h softmax_s(scale · q_th·k_s)
+    loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))
+
+Here are the definition, the public function, its backends and its work for a roofline.
+
+torch_form.py  blocks of queries in PyTorch
+triton_ops.py  the same on a GPU, without a matrix of scores
+"""
 
 from __future__ import annotations
 
@@ -15,7 +24,7 @@ from kernels.ops.sparse_attention.select import selected_mask
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, listed_pairs, nbytes
 
-# The indexer's loss as its definition has it: every pair of tokens, ordinary autograd.
+# The definition: every pair of tokens, ordinary autograd.
 
 
 def indexer_kl_reference(
@@ -64,6 +73,8 @@ def attention_mean(q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> T
     p = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1).mean(1)
     return p / p.sum(-1, keepdim=True)
 
+
+# The public function and its backends.
 
 __all__ = ["indexer_kl"]
 
@@ -155,7 +166,7 @@ def indexer_kl(
     )
 
 
-# Operations and bytes of the indexer's loss.
+# Operations and bytes, for a roofline.
 
 
 def work(

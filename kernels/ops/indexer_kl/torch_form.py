@@ -1,7 +1,7 @@
 """The indexer's loss in blocks of queries, with its gradient in the same pass.
 
-The target p costs as much as attention and is needed for the value and for the gradient. So the operator
-computes both, keeps the gradients (which are as small as the indexer's inputs), and the backward scales them.
+The target p costs as much as attention and is needed for the value and for the gradient. So the operator computes
+both, keeps the gradients (which are as small as the indexer's inputs), and the backward scales them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels import indices as masks
 from kernels.autograd import first_order
 from kernels.dispatch import reverse_mode_only, without_autocast
-from kernels.indices import block_size, query_blocks
+from kernels.indices import block_size, numbers, penalties, query_blocks
 from kernels.ops.lightning_topk.scores import index_logits, wide
 from kernels.ops.sparse_attention.select import gather, selected_mask, shifted, spans
 
-# The pairs of tokens in the indexer's loss, a block of queries at a time.
+# The pairs of tokens, a block of queries at a time.
 
 
 def gathers(selected: int, keys: int, copied: int) -> bool:
@@ -89,6 +88,9 @@ def parts(
             yield Part(queries, seen, selected_mask(chosen, end - begin))
 
 
+# The loss and its gradient, as an operator.
+
+
 def indexer_kl_torch(
     q: Tensor,
     k: Tensor,
@@ -128,9 +130,9 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
         groups = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 1, 3, 4)
         scores = groups.flatten(2, 3) @ k.permute(0, 2, 3, 1)
         scores = scores.unflatten(2, groups.shape[2:4]).transpose(1, 2).flatten(2, 3)
-    penalties = masks.penalties(mask, scores.dtype).unsqueeze(2)
-    p = scores.mul_(scale).add_(penalties).softmax(-1).mean(2)
-    p = p.mul_(masks.numbers(mask, p.dtype))
+    penalty = penalties(mask, scores.dtype).unsqueeze(2)
+    p = scores.mul_(scale).add_(penalty).softmax(-1).mean(2)
+    p = p.mul_(numbers(mask, p.dtype))
     return p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
 
 
@@ -147,7 +149,7 @@ def divergence(
     logits = index_logits(q, k, bias)
     active = logits.sigmoid() if kind == "sigmoid" else logits.relu()
     scores = (w.unsqueeze(-1) * active).sum(2)
-    seen, logits = masks.numbers(mask, p.dtype), (tau * scores).add_(masks.penalties(mask, p.dtype))
+    seen, logits = numbers(mask, p.dtype), (tau * scores).add_(penalties(mask, p.dtype))
     logs = p.clamp_min(torch.finfo(p.dtype).tiny).log_().sub_(logits.log_softmax(-1))
     value = (weight * logs.mul_(p).sum(-1)).sum()
     if not learns:

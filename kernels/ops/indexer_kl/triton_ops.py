@@ -1,16 +1,26 @@
 """The indexer's loss and its gradients without a matrix of scores.
 
+    p_ts = mean_h e^(scale·q_th·k_s − lse_th)          π_ts = e^(τ·I_ts − log Σ_s e^(τ·I_ts))
+    loss = Σ_t weight_t·Σ_s p_ts·(log p_ts − log π_ts),   weight_t = 1/(T_n·N) in sequence n of N
+
     attention's sums   log Σ exp of every query and head, as in attention's forward
     by query           p from those sums, one head after another; the indexer's own log Σ exp by a first pass over
                        its scores; then loss, d_q, d_w and, a part a program, d_bias and d_τ
     by key             p and the scores again for d_k: a program owns a block of keys, and goes over the queries
                        from its first key on or, given indices, over those whose lists name one of the block
 
-The target p is needed for the value and for every gradient, so that all are made in the forward pass, as in the
-torch form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. A program has a block
-of queries and goes over tiles of keys, of which it masks those that indices leave out; where lists are short beside the
-sequence (`masks`), a query is a program that gathers its list. Index queries and keys in fp16 become fp32: derivatives
-with respect to a pair's score are below fp16's range.
+The target p is needed for the value and for every gradient, so that all are made in the forward pass, as in the torch
+form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. A program has a block of
+queries and goes over tiles of keys, of which it masks those that indices leave out; where lists are short beside the
+sequence (`masks`), a query is a program that gathers its list. Index queries and keys in fp16 become fp32:
+derivatives with respect to a pair's score are below fp16's range.
+
+Sizes of all kernels:
+
+    T, N       tokens of a sequence, places of a query's list or words of its bits
+    G, HKV, K  query heads a KV head, KV heads, width of attention; BG, BK: of tiles
+    HI, DI     index heads and their width; BH, BD: of tiles
+    BQ, BS     queries and keys of a tile
 """
 
 from __future__ import annotations
@@ -40,13 +50,13 @@ from kernels.triton_common import chunk_bounds, padded, sum_rows
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
-# A tile of the indexer's loss: BQ queries and BS keys, a block of the sequence, masked or not, or those of one list.
+# A tile: BQ queries and BS keys, a block of the sequence, masked or not, or those of one list.
 #
 # KEYS, a constant of all kernels, says which keys a query sees: "all" up to its own, those of a "list", which is read
 # key by key, or those that are not "masked" by bits (`Selection`).
 #
-# Heads lie in rows (query, head) of one product. Tokens are rows of the axis of B·T, so that a query and the key at its
-# place have the same number.
+# Heads lie in rows (query, head) of one product. Tokens are rows of the axis of B·T, so that a query and the key at
+# its place have the same number.
 
 
 @triton.jit
@@ -166,115 +176,7 @@ def index_scores(
     return active, over_heads(active * w_rows[:, None], BQ, BH)
 
 
-# The indexer's loss by key: the gradient of the index keys. Programs own a block of them and a part of its queries.
-
-
-@triton.jit
-def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, KEYS: tl.constexpr):
-    """The program's keys [BS] and where they end; where all are seen these are a chunk of a sequence, or none."""
-    block = tl.program_id(0).to(tl.int64)
-    if KEYS != "all":
-        first = block // BLOCKS * T + block % BLOCKS * BS
-        end = (block // BLOCKS + 1) * T
-    else:
-        sequence, _, end, first = chunk_bounds(table, cu, block, BS)
-        end = tl.where(sequence >= 0, end, first)
-    return first + tl.arange(0, BS), end
-
-
-@triton.jit
-def _keys(
-    q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, parts, table, cu,
-    lists_first, lists_query, lists_bits, scale, index_scale,
-    T, N, BLOCKS, TOKENS, G, HKV, K, HI, DI, KEYS: tl.constexpr, SCORES: tl.constexpr,
-    BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """dk_s = Σ_tj ∂loss/∂z_tj,s · q_tj/√d_I over the queries that see key s.
-
-    in      attention: q, k, lse; indexer: q_idx, k_idx, w_idx, bias, tau; index_lse, weights of the kernel by query
-    out     parts [SPLITS, B·T, DI] in fp32, whose sum is dk: of an equal share of the block's queries each
-    layout  KEYS "all": table, cu of chunks of BS keys; "list": lists_first, lists_query, lists_bits of `Selectors`;
-            "masked": lists_first and lists_bits [B·T, N], the queries and bits of `Selection`
-    """
-    key, key_end = _block_of_keys(table, cu, T, BLOCKS, BS, KEYS)
-    is_key = key < key_end
-    first = tl.min(key, axis=0)
-    k_tile = load_rows(k_idx, key, is_key, DI, BD)
-    tau_value = tl.load(tau).to(tl.float32)
-    gradient = tl.zeros((BS, BD), tl.float32)
-    axis = tl.program_id(0).to(tl.int64) // BLOCKS * T  # of the sequence's first token
-    if KEYS == "list":
-        begin = tl.load(lists_first + tl.program_id(0))
-        end = tl.load(lists_first + tl.program_id(0) + 1)
-    elif KEYS == "masked":
-        begin = axis + tl.load(lists_first + tl.program_id(0) * 2)
-        end = axis + tl.load(lists_first + tl.program_id(0) * 2 + 1)
-    else:
-        begin, end = first, key_end
-    # the first blocks have the most queries: programs that share them end at nearly the same time
-    span = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), tl.num_programs(1)), BQ) * BQ
-    begin += tl.program_id(1) * span
-    end = tl.minimum(begin + span, end)
-    for start in range(begin, end, BQ):
-        place = start + tl.arange(0, BQ)
-        exists = place < end
-        if KEYS == "list":
-            # the queries whose lists name a key of the block; bit s says which
-            query = tl.load(lists_query + place, mask=exists, other=0)
-            bits = tl.load(lists_bits + place, mask=exists, other=0)
-            visible = (bits[:, None] >> tl.arange(0, BS).to(tl.int64)[None]) & 1 == 1
-        elif KEYS == "masked":
-            query = place
-            visible = chosen_keys(lists_bits, query, exists, tl.program_id(0) % BLOCKS * BS, N, BS)
-        else:
-            # the queries from the block's first key on
-            query = place
-            visible = exists[:, None] & is_key[None] & (key[None] <= query[:, None])
-        # p_ts, and I_ts again
-        p = attention_mean(q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK)
-        q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
-        active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
-        # ∂loss/∂z_tj,s
-        log_total = tl.load(index_lse + query, mask=exists, other=0.0)
-        weight = tl.load(weights + query, mask=exists, other=0.0)
-        _, _, d_logit = index_gradients(
-            active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
-        )
-        # dk_s = Σ_tj ∂loss/∂z_tj,s·q_tj/√d_I
-        gradient += tl.dot(tl.trans(d_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
-    part = parts + tl.program_id(1).to(tl.int64) * TOKENS * DI
-    store_rows(part, key, is_key, gradient * index_scale, DI, BD)
-
-
-@triton.jit
-def scale_by(x, factor, out, SIZE, BLOCK: tl.constexpr):
-    """Multiply: out [SIZE] = factor·x [SIZE], in out's dtype; factor [] is one number on the device."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    scaled = tl.load(x + place, mask=place < SIZE, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
-    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=place < SIZE)
-
-
-keys_tuned = Tuned(
-    _keys,
-    [
-        triton.Config({}, num_warps=warps, num_stages=stages)
-        for warps, stages in ((4, 2), (8, 2), (8, 1), (4, 1))
-    ],
-    ["G", "K", "HI", "DI", "KEYS", "SCORES"],
-)
-
-
-# The indexer's loss by query: sums of exponentials, then the loss and the gradients of what belongs to queries.
-#
-#     p_ts = mean_h e^(scale·q_th·k_s − lse_th)          π_ts = e^(τ·I_ts − log Σ_s e^(τ·I_ts))
-#     loss = Σ_t weight_t·Σ_s p_ts·(log p_ts − log π_ts),   weight_t = 1/(T_n·N) in sequence n of N
-#
-# Sizes of all kernels of this operation:
-#
-#     T, N       tokens of a sequence, places of a query's list or words of its bits
-#     G, HKV, K  query heads a KV head, KV heads, width of attention; BG, BK: of tiles
-#     HI, DI     index heads and their width; BH, BD: of tiles
-#     BQ, BS     queries and keys of a tile
+# By query: sums of exponentials, then the loss and the gradients of what belongs to queries.
 
 
 @triton.jit
@@ -433,6 +335,106 @@ attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "KEYS"])
 queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "KEYS", "LEARNS", "SCORES"])
 
 
+# By key: the gradient of the index keys. Programs own a block of them and a part of its queries.
+
+
+@triton.jit
+def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, KEYS: tl.constexpr):
+    """The program's keys [BS] and where they end; where all are seen these are a chunk of a sequence, or none."""
+    block = tl.program_id(0).to(tl.int64)
+    if KEYS != "all":
+        first = block // BLOCKS * T + block % BLOCKS * BS
+        end = (block // BLOCKS + 1) * T
+    else:
+        sequence, _, end, first = chunk_bounds(table, cu, block, BS)
+        end = tl.where(sequence >= 0, end, first)
+    return first + tl.arange(0, BS), end
+
+
+@triton.jit
+def _keys(
+    q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, parts, table, cu,
+    lists_first, lists_query, lists_bits, scale, index_scale,
+    T, N, BLOCKS, TOKENS, G, HKV, K, HI, DI, KEYS: tl.constexpr, SCORES: tl.constexpr,
+    BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """dk_s = Σ_tj ∂loss/∂z_tj,s · q_tj/√d_I over the queries that see key s.
+
+    in      attention: q, k, lse; indexer: q_idx, k_idx, w_idx, bias, tau; index_lse, weights of the kernel by query
+    out     parts [SPLITS, B·T, DI] in fp32, whose sum is dk: of an equal share of the block's queries each
+    layout  KEYS "all": table, cu of chunks of BS keys; "list": lists_first, lists_query, lists_bits of `Selectors`;
+            "masked": lists_first and lists_bits [B·T, N], the queries and bits of `Selection`
+    """
+    key, key_end = _block_of_keys(table, cu, T, BLOCKS, BS, KEYS)
+    is_key = key < key_end
+    first = tl.min(key, axis=0)
+    k_tile = load_rows(k_idx, key, is_key, DI, BD)
+    tau_value = tl.load(tau).to(tl.float32)
+    gradient = tl.zeros((BS, BD), tl.float32)
+    axis = tl.program_id(0).to(tl.int64) // BLOCKS * T  # of the sequence's first token
+    if KEYS == "list":
+        begin = tl.load(lists_first + tl.program_id(0))
+        end = tl.load(lists_first + tl.program_id(0) + 1)
+    elif KEYS == "masked":
+        begin = axis + tl.load(lists_first + tl.program_id(0) * 2)
+        end = axis + tl.load(lists_first + tl.program_id(0) * 2 + 1)
+    else:
+        begin, end = first, key_end
+    # the first blocks have the most queries: programs that share them end at nearly the same time
+    span = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), tl.num_programs(1)), BQ) * BQ
+    begin += tl.program_id(1) * span
+    end = tl.minimum(begin + span, end)
+    for start in range(begin, end, BQ):
+        place = start + tl.arange(0, BQ)
+        exists = place < end
+        if KEYS == "list":
+            # the queries whose lists name a key of the block; bit s says which
+            query = tl.load(lists_query + place, mask=exists, other=0)
+            bits = tl.load(lists_bits + place, mask=exists, other=0)
+            visible = (bits[:, None] >> tl.arange(0, BS).to(tl.int64)[None]) & 1 == 1
+        elif KEYS == "masked":
+            query = place
+            visible = chosen_keys(lists_bits, query, exists, tl.program_id(0) % BLOCKS * BS, N, BS)
+        else:
+            # the queries from the block's first key on
+            query = place
+            visible = exists[:, None] & is_key[None] & (key[None] <= query[:, None])
+        # p_ts, and I_ts again
+        p = attention_mean(q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK)
+        q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
+        active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
+        # ∂loss/∂z_tj,s
+        log_total = tl.load(index_lse + query, mask=exists, other=0.0)
+        weight = tl.load(weights + query, mask=exists, other=0.0)
+        _, _, d_logit = index_gradients(
+            active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
+        )
+        # dk_s = Σ_tj ∂loss/∂z_tj,s·q_tj/√d_I
+        gradient += tl.dot(tl.trans(d_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
+    part = parts + tl.program_id(1).to(tl.int64) * TOKENS * DI
+    store_rows(part, key, is_key, gradient * index_scale, DI, BD)
+
+
+@triton.jit
+def scale_by(x, factor, out, SIZE, BLOCK: tl.constexpr):
+    """Multiply: out [SIZE] = factor·x [SIZE], in out's dtype; factor [] is one number on the device."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    scaled = tl.load(x + place, mask=place < SIZE, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
+    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=place < SIZE)
+
+
+keys_tuned = Tuned(
+    _keys,
+    [
+        triton.Config({}, num_warps=warps, num_stages=stages)
+        for warps, stages in ((4, 2), (8, 2), (8, 1), (4, 1))
+    ],
+    ["G", "K", "HI", "DI", "KEYS", "SCORES"],
+)
+
+
+# The call: its launches, and gradients that wait for the backward.
+
 SPLITS = 4
 """Programs that share a block of keys: one alone goes over all queries for the first keys, long after others end."""
 PARTS = 32
@@ -487,8 +489,8 @@ class _IndexerKL(torch.autograd.Function):
         indexer = (*alike(*_fp16_to_fp32(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         indices = None if indices is None else indices.contiguous()
         call = _Call(q.contiguous(), k.contiguous(), indexer, indices, selection, scale, scores, cu_seqlens)
-        loss, found = _loss_and_gradients(call, lse, learns)
-        ctx.save_for_backward(*found)
+        loss, gradients = _loss_and_gradients(call, lse, learns)
+        ctx.save_for_backward(*gradients)
         ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
         return loss
 
@@ -508,7 +510,7 @@ def _fp16_to_fp32(*tensors: Tensor) -> list[Tensor]:
 
 
 def _tiles(call: _Call, queries: int) -> dict[str, int]:
-    """Sizes of the kernels with so many queries a tile, by their names in triton_queries.py.
+    """Sizes of the kernels with so many queries a tile, named as at this page's head.
 
     Where that is one, its heads alone have to fill a product's rows.
     """

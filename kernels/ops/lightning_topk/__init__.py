@@ -1,4 +1,15 @@
-"""The lightning indexer's selection: the public function and its backends."""
+"""The lightning indexer's selection: for each query, the keys that it attends to, by a cheap score.
+
+    I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence
+    S_t  = {t} ∪ the k_t − 1 other s of highest I_ts
+
+Here are the public function, its checks, its backends and its work for a roofline.
+
+scores.py      the scores, the order in which they rank, and how many keys a query selects
+reference.py   the definition, one query after another
+torch_form.py  blocks of queries in PyTorch
+triton_ops.py  the same on a GPU, with candidate buffers in place of a matrix of scores
+"""
 
 from __future__ import annotations
 
@@ -107,7 +118,7 @@ def _check_counts(k: Tensor, q_idx: Tensor) -> None:
         )
 
 
-# Operations and bytes of the indexer's selection.
+# Operations and bytes, for a roofline.
 
 
 def work(

@@ -1,4 +1,4 @@
-"""The lightning indexer's scores, and the order in which they are ranked."""
+"""The lightning indexer's scores, the order in which they rank, and how many keys a query selects."""
 
 from __future__ import annotations
 

@@ -27,9 +27,8 @@ from kernels.triton_common.tuning import Tuned
 
 # Candidate buffers: the keys of a query whose rank is above its floor, pruned to the best when the buffer is full.
 #
-# A buffer has the ranks and the positions of candidates [2, CAPACITY], in the order in which they came, which is from
-# the latest to the earliest. Of equal ranks the later keys stay. Vectors over a program's queries are exchanged between
-# threads through scratch memory.
+# A buffer has the ranks and the positions of candidates [2, CAPACITY], in the order in which they came. Vectors over
+# a program's queries are exchanged between threads through scratch memory.
 
 
 @triton.jit
@@ -197,7 +196,7 @@ def rank(scores, inverse, SCORES: tl.constexpr):
     return tl.where(unknown, _UNKNOWN, ranked)
 
 
-# Lightning top-k: every key is scored once, from the latest to the earliest; each query keeps its best so far.
+# The selection: every key is scored once.
 #
 #     I_ts = Σ_j w_tj·σ(q_tj·k_s·scale + b_j)          S_t = {t} ∪ the k_t − 1 other s ≤ t of highest I_ts
 #

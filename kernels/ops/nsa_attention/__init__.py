@@ -1,4 +1,17 @@
-"""Native sparse attention: the public function and its backends."""
+"""Native sparse attention: to summaries of all blocks, to the blocks that those find important, to the last tokens.
+
+The equations are in `nsa_attention`. Here are the public function, its checks, its backends and its work for a
+roofline.
+
+blocks.py           sizes of blocks and window, the overlapping blocks of compression, the top-k of blocks
+reference.py        the definition: every score, explicit masks
+torch_form.py       blocks of queries in PyTorch, and one query
+numba_ops.py        operators for a CPU: which keys each branch reads, as ranges
+numba_form.py       attention to ranges of keys, compiled by Numba
+triton_ops.py       the same on a GPU: the order of the steps, forward and backward
+triton_forward.py   kernels of the branches and of the top-k of blocks
+triton_backward.py  kernels of the branches' gradients
+"""
 
 from __future__ import annotations
 
@@ -173,7 +186,7 @@ def _check(
         raise ValueError(f"{name} needs {needed} compressed blocks for {time} tokens, got {given}")
 
 
-# Operations and bytes of native sparse attention's kernels.
+# Operations and bytes, for a roofline.
 
 
 def work(

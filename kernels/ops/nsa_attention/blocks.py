@@ -1,4 +1,4 @@
-"""The overlapping blocks that compression summarises, and the sizes of blocks and window."""
+"""The blocks of native sparse attention: their sizes, compression's overlapping blocks, and the top-k of blocks."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def pieces(cu_seqlens: Tensor | None, time: int, sizes: Sizes) -> list[tuple[sli
     return out
 
 
-# Top-k of blocks: how important each block of tokens is to a query, and the n highest, which it reads in full.
+# The top-k: how important each block of tokens is to a query, and the n highest, which it reads in full.
 
 TIE = 2.0**-39
 """Importances (a share of the group's attention, 0 to 1) closer than this tie: batches round differently."""

@@ -111,6 +111,8 @@ def _backward_flops(grad, o, lse, q, k, v, ranges, scale, most, *, out_shape=Non
     return 2 * _flops(q, k, v, ranges, scale, most)
 
 
+# The backend: which keys each branch reads, as ranges.
+
 Pair = tuple[Tensor, Tensor]
 
 

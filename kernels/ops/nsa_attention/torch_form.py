@@ -1,8 +1,4 @@
-"""Native sparse attention in memory linear in T, as two operators that are opaque to tracing.
-
-Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
-operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.
-"""
+"""Native sparse attention in PyTorch, in memory linear in T: dense branches, selection, one query, two operators."""
 
 from __future__ import annotations
 
@@ -148,7 +144,7 @@ def _ungrouped(x: Tensor, queries: int) -> Tensor:
     return x.unflatten(2, (queries, -1)).transpose(1, 2).flatten(2, 3)
 
 
-# Queries gathered by the block that they read, in tiles of equal height.
+# Selection: queries gathered by the block that they read, in tiles of equal height.
 #
 # A block of keys is read by many queries. Copying the queries to it costs G·K numbers a pair of query and block (G
 # heads share a KV head), copying its l' keys to every query would cost l'·K.
@@ -258,7 +254,7 @@ def make_tiles(chosen: Tensor, blocks: int, start: int, position: int, sizes: Si
     return Tiles(source, place, row + start * heads * blocks, edge)
 
 
-# The selection branch, one stretch of queries after another, each as tiles of queries and blocks of keys.
+# Selection: one stretch of queries after another, each as tiles of queries and blocks of keys.
 #
 # One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, Tk, Hkv, K], v [B, Tk, Hkv, V],
 # chosen int32 [B, Tq, Hkv, n]; query i stands at position i + Tk − Tq. Work and memory are T·n·l'.
@@ -373,7 +369,7 @@ def selected_backward(
     return dq, blocks.whole(dk, k), blocks.whole(dv, v)
 
 
-# Native sparse attention of one query, the last token: only the end of its own block is hidden from it.
+# One query, the last token: only the end of its own block is hidden from it.
 
 Pair = tuple[Tensor, Tensor]
 
@@ -426,6 +422,12 @@ def _selected(q: Tensor, pair: Pair, blocks: Tensor, sizes: Sizes, scale: float)
     k, v = (x[sequence, at, head].to(q.dtype) for x in pair)
     visible = (token <= last).unsqueeze(2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+
+
+# The public form, as two operators that are opaque to tracing.
+#
+# Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
+# operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.
 
 
 def nsa_attention_torch(

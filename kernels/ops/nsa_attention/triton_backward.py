@@ -1,10 +1,9 @@
-"""Gradients of the selection branch, triton_selected.py: dq by query as there, dk and dv by block of keys.
+"""Gradients of the branches of native sparse attention: dq by query, dk and dv by key.
 
     p_ts = 2^(a_ts − lse_t),   do'_t = g_t·do_t,   δ_t = do'_t·o_t,   ds_ts = p_ts·(do'_t·v_s − δ_t)
     dq_t = scale·Σ_s ds_ts·k_s,   dk_s = scale·Σ_t ds_ts·q_t,   dv_s = Σ_t p_ts·do'_t
 
-A block's queries come from triton_block_queries.py. The first block is chosen by all: a list is cut into parts, and
-the sums of the parts are added in their order, so that every number has one writer.
+Every number has one writer, who adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -41,12 +40,7 @@ from kernels.triton_common import chunk_bounds, padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
-# Gradients of a dense branch (triton_dense_branches.py): dq by tiles of queries, dk and dv by tiles of keys.
-#
-#     p_tj = 2^(a_tj − lse_t),   do'_t = g_t·do_t,   δ_t = do'_t·o_t,   ds_tj = p_tj·(do'_t·v_j − δ_t)
-#     dq_t = scale·Σ_j ds_tj·k_j,   dk_j = scale·Σ_t ds_tj·q_t,   dv_j = Σ_t p_tj·do'_t
-#
-# Every number has one writer, who adds in a fixed order.
+# A dense branch: dq by tiles of queries, dk and dv by tiles of keys.
 
 
 @triton.jit
@@ -208,6 +202,12 @@ def _summed(parts: Tensor, like: Tensor) -> Tensor:
         parts, out, rows, parts.shape[2] // like.shape[2], like.shape[3], BR=16, BW=padded(like.shape[3])
     )
     return out
+
+
+# The selected blocks: dq by query, as forward; dk and dv by block of keys.
+#
+# A block's queries come from `block_queries`. The first block is chosen by all: a list is cut into parts, and the
+# sums of the parts are added in their order.
 
 
 @triton.jit

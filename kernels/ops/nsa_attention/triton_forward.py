@@ -1,11 +1,6 @@
-"""Attention of every query to the tokens of its chosen blocks, the heads of a group together.
+"""Kernels of native sparse attention: the dense branches, the top-k of blocks, the branch of selected blocks.
 
-    o_t = Σ_s p_ts·v_s,   p_ts = 2^(a_ts − lse_t),   a_ts = scale·log₂e · q_t·k_s     over s ≤ t in the blocks of S_t
-
-forward, dq   a program has one query with the G heads of one KV head, at least 16 rows for the tensor cores,
-              and walks over the tokens of its list of blocks
-dk, dv        a program has a block of keys and walks over the queries that chose it, G heads each: gradients are
-              in triton_selected_backward.py, the queries of a block in triton_block_queries.py
+triton_ops.py has the order of the steps. Exponentials and log-sum-exps are to base 2.
 """
 
 from __future__ import annotations
@@ -25,53 +20,7 @@ from kernels.triton_common import chunk_bounds, padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
-# The queries of each block: the lists of chosen blocks, inverted by a sort.
-
-SPLIT = 2048
-"""Queries of a block's list that one program walks over; the average list is n·l' long."""
-
-
-@dataclass(frozen=True)
-class BlockQueries:
-    """The queries that chose each block. An owner is a pair (block, KV head): number block · Hkv + head.
-
-    queries     int32 [E]: the queries of all owners' lists, one list after another
-    offsets     [owners + 1]: where each begins
-    parts       int32 [P, 2]: owner and number of every part of SPLIT queries, as `chunk_table` has them
-    first_part  int32 [owners + 1]: where the parts of an owner begin
-    blocks      int32 [blocks, 2]: sequence and number of every block
-    first_key   int32 [N+1]: where the sequences begin
-    split       queries of a part
-    """
-
-    queries: Tensor
-    offsets: Tensor
-    parts: Tensor
-    first_part: Tensor
-    blocks: Tensor
-    first_key: Tensor
-    split: int
-
-
-def block_queries(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tensor | None) -> BlockQueries:
-    """Invert the lists chosen [B, Tq, Hkv, n] of first keys, −1 where there is none. Nothing waits for the GPU."""
-    tokens, heads = k.shape[0] * k.shape[1], k.shape[2]
-    first_key, blocks = boundaries(k, cu_seqlens), chunk_table(k, cu_seqlens, select_size)
-    head = torch.arange(heads, device=k.device)
-    begin = chosen.flatten(0, 1).to(torch.int64)
-    begin = torch.where(begin < 0, tokens + 1, begin)
-    by_block = sort_by_group((begin * heads + head[:, None]).flatten(), (tokens + 2) * heads)
-    query = by_block.order // (heads * chosen.shape[-1])
-    sequence, place = blocks.to(torch.int64).unbind(1)
-    begin = torch.where(sequence < 0, tokens, first_key[sequence.clamp_min(0)] + place * select_size)
-    owners = (begin[:, None] * heads + head).flatten()
-    owners = torch.cat([owners, owners.new_full((1,), (tokens + 1) * heads)])
-    offsets, entries = by_block.offsets[owners], query[None]
-    parts, first_part = chunk_table(entries, offsets, SPLIT), first_chunks(entries, offsets, SPLIT)
-    return BlockQueries(query.to(torch.int32), offsets, parts, first_part, blocks, first_key, SPLIT)
-
-
-# Device functions that the kernels of all three branches share, and the sizes of their tiles.
+# Device functions that all branches share, and the sizes of their tiles.
 
 TILE_BYTES = 32 * 1024
 """Bytes of one operand's tile in shared memory; a program holds about four."""
@@ -173,7 +122,7 @@ def fitting(rows: int, *tensors: Tensor) -> int:
 #     j·STRIDE + SIZE − 1 ≤ t    and    t − WINDOW < j
 #
 # with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and log-sum-exps,
-# from which triton_dense_branches_backward.py computes the weights again.
+# from which the backward pass computes the weights again.
 #
 # Sizes of the kernels: HEADS query heads, GROUP of them a KV head; K, V widths, BK, BV of tiles; BQ queries and BN keys
 # of a tile.
@@ -294,7 +243,7 @@ def dense_forward(
     return out, lse
 
 
-# Top-k of blocks: importances are computed tile by tile and not stored; a running list holds the n highest.
+# The top-k of blocks: importances are computed tile by tile and not stored; a running list holds the n highest.
 #
 # A program has some queries with all heads of one KV head and walks over the selection blocks that they may read. The
 # weights p come from the scores again and the log-sum-exps of the compression branch. Block j gets
@@ -426,6 +375,14 @@ def block_topk(
     return chosen
 
 
+# The selected blocks: attention of every query to the tokens of its chosen blocks, the heads of a group together.
+#
+#     o_t = Σ_s p_ts·v_s,   p_ts = 2^(a_ts − lse_t),   a_ts = scale·log₂e · q_t·k_s     over s ≤ t in the blocks of S_t
+#
+# A program has one query with the G heads of one KV head, at least 16 rows for the tensor cores, and walks over the
+# tokens of its list of blocks.
+
+
 @triton.jit
 def own_key(query, QUERIES, SHIFT):
     """The place of a query's own token on the axis of all keys: sequences have QUERIES, and SHIFT more keys.
@@ -522,3 +479,49 @@ def block_options(x: BranchInputs, sizes: Sizes) -> dict[str, int]:
     """Sizes that kernels over a query's blocks are compiled for."""
     blocks = {"N": sizes.n_select, "BLOCKS": triton.next_power_of_2(sizes.n_select)}
     return {**x.widths, **blocks, "SELECT": sizes.select_size, "BG": padded(x.widths["GROUP"])}
+
+
+# The queries of each block, for the backward pass: the lists of chosen blocks, inverted by a sort.
+
+SPLIT = 2048
+"""Queries of a block's list that one program walks over; the average list is n·l' long."""
+
+
+@dataclass(frozen=True)
+class BlockQueries:
+    """The queries that chose each block. An owner is a pair (block, KV head): number block · Hkv + head.
+
+    queries     int32 [E]: the queries of all owners' lists, one list after another
+    offsets     [owners + 1]: where each begins
+    parts       int32 [P, 2]: owner and number of every part of SPLIT queries, as `chunk_table` has them
+    first_part  int32 [owners + 1]: where the parts of an owner begin
+    blocks      int32 [blocks, 2]: sequence and number of every block
+    first_key   int32 [N+1]: where the sequences begin
+    split       queries of a part
+    """
+
+    queries: Tensor
+    offsets: Tensor
+    parts: Tensor
+    first_part: Tensor
+    blocks: Tensor
+    first_key: Tensor
+    split: int
+
+
+def block_queries(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tensor | None) -> BlockQueries:
+    """Invert the lists chosen [B, Tq, Hkv, n] of first keys, −1 where there is none. Nothing waits for the GPU."""
+    tokens, heads = k.shape[0] * k.shape[1], k.shape[2]
+    first_key, blocks = boundaries(k, cu_seqlens), chunk_table(k, cu_seqlens, select_size)
+    head = torch.arange(heads, device=k.device)
+    begin = chosen.flatten(0, 1).to(torch.int64)
+    begin = torch.where(begin < 0, tokens + 1, begin)
+    by_block = sort_by_group((begin * heads + head[:, None]).flatten(), (tokens + 2) * heads)
+    query = by_block.order // (heads * chosen.shape[-1])
+    sequence, place = blocks.to(torch.int64).unbind(1)
+    begin = torch.where(sequence < 0, tokens, first_key[sequence.clamp_min(0)] + place * select_size)
+    owners = (begin[:, None] * heads + head).flatten()
+    owners = torch.cat([owners, owners.new_full((1,), (tokens + 1) * heads)])
+    offsets, entries = by_block.offsets[owners], query[None]
+    parts, first_part = chunk_table(entries, offsets, SPLIT), first_chunks(entries, offsets, SPLIT)
+    return BlockQueries(query.to(torch.int32), offsets, parts, first_part, blocks, first_key, SPLIT)

@@ -1,14 +1,14 @@
 """Native sparse attention on a GPU: three branches and the top-k of blocks, each in memory linear in T.
 
-    forward   compression branch, saves log-sum-exps        triton_dense_branches.py
-              top-k of blocks from those                    triton_block_topk.py
-              selection branch over the chosen blocks       triton_selected.py
-              window branch                                 triton_dense_branches.py
+    forward   compression branch, saves log-sum-exps        `dense_forward`
+              top-k of blocks from those                    `block_topk`
+              selection branch over the chosen blocks       `selected_forward`
+              window branch                                 `dense_forward`
               o = Σ_b g_b ⊙ o_b
     backward  dg_b = do·o_b and delta_b = g_b · dg_b of all branches in one pass, then branch by branch with the
               gradient g_b ⊙ do: dq by queries, dk and dv by keys, weights computed again
-              (triton_dense_branches_backward.py, triton_selected_backward.py). Where all branches have one query,
-              each adds its dq to that of the one before it
+              (`dense_backward`, `selected_backward`). Where all branches have one query, each adds its dq to that of
+              the one before it
 
 Saved: the inputs, the branches' outputs and log-sum-exps, the chosen blocks.
 """

@@ -1,4 +1,16 @@
-"""PaTH attention with forgetting: the public function and its backends."""
+"""PaTH attention with forgetting: softmax attention along a path of Householder matrices, with a forget gate.
+
+    a_ij = scale · k_jᵀ·H_{j+1}·H_{j+2}·…·H_i·q_i + Σ_{s=j+1..i} g_s,    H_s = I − β_s·w_s·w_sᵀ
+    o_i = Σ_{j ≤ i} softmax_j(a_ij) · v_j
+
+Here are the public function, its checks, its backends and its work for a roofline.
+
+reference.py        the definition: every query goes back over the tokens
+torch_form.py       blocks of tokens in PyTorch
+triton_ops.py       the same on a GPU: the order of the launches, forward and backward
+triton_forward.py   kernels that prepare blocks, attend, and carry keys and gates along the path
+triton_backward.py  kernels of the gradients, at two scales
+"""
 
 from __future__ import annotations
 
@@ -87,7 +99,7 @@ def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: T
             raise ValueError(f"path_attention needs {name} {meaning} = {tuple(wanted)}, got {tuple(x.shape)}")
 
 
-# Operations and bytes of the kernels of PaTH attention.
+# Operations and bytes, for a roofline.
 
 BLOCK = 128
 

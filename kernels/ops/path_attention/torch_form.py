@@ -1,7 +1,7 @@
-"""PaTH attention in blocks, as two operators that are opaque to tracing.
+"""PaTH attention in blocks, in PyTorch: each block by itself, a softmax from block to block, their gradients.
 
-Their loops over blocks would be traced once a pair of blocks, and the lengths of packed sequences are data: so
-`torch.compile` and the meta device see operators with a shape, a gradient and a cost.
+C tokens a block, M blocks, G = B·Hkv, Q query heads a KV head, V the width of values; queries of one block and KV
+head are R = Q·C rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from kernels.autograd import attention_flops
 from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.packing import Rectangles
 
-# Each block of tokens by itself: its path in compact form, the logits inside it, its sums of gates.
+# Each block by itself: its path in compact form, the logits inside it, its sums of gates.
 #
-# C tokens a block, M blocks, G = B·Hkv, Q query heads a KV head; queries of one block and KV head are R = Q·C rows. A
-# product of Householder matrices is I − Uᵀ·W with the w_s as rows of W: from H_1·…·H_s = H_1·…·H_{s−1} − u_s·w_sᵀ
+# A product of Householder matrices is I − Uᵀ·W with the w_s as rows of W: from H_1·…·H_s = H_1·…·H_{s−1} − u_s·w_sᵀ
 # follows
 #
 #     u_s = β_s·(w_s − Σ_{r<s} (w_s·w_r)·u_r),     (I + Diag(β)·tril(W·Wᵀ, −1))·U = Diag(β)·W
@@ -120,7 +119,7 @@ def _by_head(x: Tensor) -> Tensor:
     return x.unflatten(2, (-1, x.shape[-1]))
 
 
-# The gradient of blocks.py, written out: torch.func does not run inside an operator under a dispatch mode.
+# The gradient of blocks by themselves, written out: torch.func does not run inside an operator under a dispatch mode.
 
 
 def prepare_backward(
@@ -172,11 +171,11 @@ def _gate_sums_backward(d: Blocks) -> Tensor:
     return from_here.flip(-1).cumsum(-1).flip(-1) + until_here + d.total[..., None]
 
 
-# Blockwise softmax: one block of queries after another, while the path carries the keys of earlier blocks along.
+# From block to block: one block of queries after another, while the path carries the keys of earlier blocks along.
 #
 # When block m is reached, the keys of all earlier blocks have been multiplied by every H from their own token to its
 # start. Its queries are scored with them, and then its path carries them on. A key is transformed once a block, which
-# costs T²·K²/C a KV head, where scores cost T²·(K + V). Letters as in blocks.py, V the width of values.
+# costs T²·K²/C a KV head, where scores cost T²·(K + V).
 
 LOG2E, FLOOR = math.log2(math.e), -60.0
 
@@ -279,7 +278,7 @@ def carry(blocks: Blocks, m: int, carried: Carried, *, joined: bool = True) -> C
     return Carried(keys, sums)
 
 
-# The gradient of blockwise.py, in memory linear in T.
+# The gradient from block to block, in memory linear in T.
 #
 # A path can lose information (β = 1 is a projection), so that the keys at one block do not follow from those at the
 # next. The keys of SPAN tokens at a time are therefore carried again, with a copy for every block, and the gradient
@@ -375,7 +374,7 @@ class Backward:
         return weights, (self.grad[at] @ values.mT).sub_(self.delta[at][..., None]).mul_(weights)
 
 
-# Whole sequences as blocks and back: [B, T, heads, D] <-> [G, M, rows, D]; letters as in blocks.py, V of values.
+# Whole sequences as blocks and back: [B, T, heads, D] <-> [G, M, rows, D].
 
 SMALLEST, LARGEST = 32, 128
 
@@ -465,7 +464,7 @@ def attend_backward(grad, out, lse, q, k, v, w, beta, g, scale: float) -> tuple[
     return tuple(None if d is None else d.to(x.dtype) for d, x in pairs)
 
 
-# The FLOPs of PaTH attention; conventions of kernels/autograd.py.
+# FLOPs; conventions of kernels/autograd.py.
 
 
 def path_flops(
@@ -486,6 +485,12 @@ def path_flops(
     inside_q = 2 * tokens * width + 2 * tokens * (tokens + width)
     inside = blocks * tokens * (kv_heads * inside_kv + heads * inside_q)
     return scores + sequences * (kv_heads * carried + inside)
+
+
+# The public form, as two operators that are opaque to tracing.
+#
+# Their loops over blocks would be traced once a pair of blocks, and the lengths of packed sequences are data: so
+# `torch.compile` and the meta device see operators with a shape, a gradient and a cost.
 
 
 def path_attention_torch(

@@ -1,9 +1,4 @@
-"""Softmax over blocks of keys, from the query's own block back to the first, with the queries carried along.
-
-A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They are scored with the
-keys of an earlier block, which are transformed to its end, and then go through the block: q ← q − q·Dᵀ, which costs K²
-a query and block, where scores cost C·(K + V). The sum of gates runs on across blocks, outside the scale, in fp32.
-All of them carry a factor log₂ e, so that weights are powers of two.
+"""Kernels of PaTH attention: blocks prepared by themselves, the softmax over blocks, and carrying along the path.
 
     o_i = Σ_j p_ij·v_j,   p_ij = e^(a_ij − lse_i),   lse_i = log Σ_j e^(a_ij),
     a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s    q̃_i: scale·q_i turned to the end of j's block; k̃_j: k_j turned to there
@@ -31,11 +26,11 @@ from kernels.triton_common import chunk_bounds, padded
 from kernels.triton_common.tiles import load_head_rows, load_head_scalars, store_head_rows
 from kernels.triton_common.tuning import Tuned
 
-# Tiles that the kernels of PaTH attention share.
+# Tiles that the kernels share.
 #
-# The tensors that kernels pass to each other are in blocks: [M, heads, C, KP] for M rows of the chunk table, C tokens a
-# block and a width padded to a power of two, zeros after the sequence's end and beyond the width. So only inputs, which
-# are on the token axis, are read with masks.
+# The tensors that kernels pass to each other are in blocks: [M, heads, C, KP] for M rows of the chunk table, C tokens
+# a block and a width padded to a power of two, zeros after the sequence's end and beyond the width. So only inputs,
+# which are on the token axis, are read with masks.
 
 Launch = tuple[int, int, int, int]
 
@@ -141,12 +136,278 @@ def at_scales(kernel, near: Sequence[Launch], far: Sequence[Launch]) -> tuple[Tu
     near_configs, far_configs = (
         [
             triton.Config({"SPLIT": split, "BC": columns}, num_warps=warps, num_stages=stages)
-            for split, columns, warps, stages in found
+            for split, columns, warps, stages in launches
         ]
-        for found in (near, far)
+        for launches in (near, far)
     )
     key = ["C", "K", "V", "GROUP"]
     return Tuned(kernel, near_configs, key), Tuned(kernel, far_configs, key)
+
+
+# Each block by itself: its path in compact form, logits, sums of gates.
+#
+# Linear in T, so nothing here is hot: products take fp32 operands, on tensor cores (tf32) where the inputs have 16
+# bit. Matrices [C, C] stay whole, wide ones go by in tiles of BK columns.
+#
+#     compact  a block and KV head     inverse Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹, skipped = Y·Diag(β)·tril(W·Kᵀ, −1),
+#                                      U = Y·Diag(β)·W, and k at the end of the block: K − skippedᵀ·W
+#     turn     a block and KV head     D = Uᵀ·W: the product of the block's Householder matrices is I − D
+#     inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates (−∞ where j > i),
+#                                      q at the start of the block: s·Q − passed·U; sums of gates before and after;
+#                                      q and these sums times log₂ e, for scores across blocks as powers of two
+
+
+@triton.jit
+def compact(
+    k, w, beta, inverse, skipped, u, key, table, cu, HEADS, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SOLVING: tl.constexpr,
+):  # fmt: skip
+    """The compact form of a block's path, and its keys at the end of the block; HEADS: KV heads.
+
+    in   k, w [T, HEADS, WIDTH], beta [T, HEADS]
+    out  inverse, skipped [M, HEADS, C, C], u, key [M, HEADS, C, K]; without w only key
+    """
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row = tl.arange(0, C)
+        token, own = first + row, block * HEADS + head
+        if w is not None:
+            gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+            for start in range(0, K, BK):
+                column = start + tl.arange(0, BK)
+                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
+                # W·Wᵀ and W·Kᵀ
+                gram += tl.dot(w_tile, tl.trans(w_tile), input_precision=PRECISION)
+                met += tl.dot(w_tile, tl.trans(keys), input_precision=PRECISION)
+            earlier = row[None] < row[:, None]
+            beta_rows = load_head_scalars(beta, token, end, head, HEADS)
+            # Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹
+            inverse_tile = unit_inverse(tl.where(earlier, beta_rows[:, None] * gram, 0.0), C, SOLVING)
+            store_block(inverse + own * C * C, inverse_tile, row, row, C)
+            inverse_tile *= beta_rows[None]
+            # skipped = Y·Diag(β)·tril(W·Kᵀ, −1)
+            skipped_tile = tl.dot(inverse_tile, tl.where(earlier, met, 0.0), input_precision=PRECISION)
+            store_block(skipped + own * C * C, skipped_tile, row, row, C)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
+            if w is not None:
+                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                # k̃ = K − skippedᵀ·W
+                keys -= tl.dot(tl.trans(skipped_tile), w_tile, input_precision=PRECISION)
+                # U = Y·Diag(β)·W
+                u_tile = tl.dot(inverse_tile, w_tile, input_precision=PRECISION)
+                store_block(u + own * C * K, u_tile, row, column, K)
+            store_block(key + own * C * K, keys, row, column, K)
+
+
+@triton.jit
+def turn(
+    u, w, turns, table, cu, HEADS, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """D = Uᵀ·W, a tile [BK, BK] a program: u [M, HEADS, C, K], w [T, HEADS, WIDTH] -> turns [M, HEADS, K, K]."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, own = tl.arange(0, C), block * HEADS + head
+        above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
+        column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
+        # D = Uᵀ·W
+        w_tile = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
+        product = tl.dot(
+            tl.trans(load_block(u + own * C * K, row, above, K)), w_tile, input_precision=PRECISION
+        )
+        store_block(turns + own * K * K, product, above, column, K)
+
+
+@triton.jit
+def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
+    """Sum gates: Σ_{s=j+1..i} g_s as [i, j] is returned, log₂ e·the sums before and after every token are stored.
+
+    Sums of terms of one sign only: a difference of two long sums would be inexact.
+    """
+    row = tl.arange(0, C)
+    gate = load_head_scalars(g, token, end, head, HEADS)
+    # before_i = Σ_{s=first..i} g_s
+    tl.store(before + own * C + row, tl.cumsum(gate, 0) * LOG2E)
+    # after_j = Σ_{s=j+1..last} g_s
+    later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
+    tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True) * LOG2E)
+    # Σ_{s=j+1..i} g_s
+    return tl.cumsum(tl.where(row[:, None] > row[None], gate[:, None], 0.0), 0)
+
+
+@triton.jit
+def inner(
+    q, k, w, g, skipped, u, query, logits, passed, before, after, table, cu, scale, HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Logits inside a block, and its queries at the start of the block, of one head.
+
+    in   q [T, HEADS, WIDTH], k, w [T, KV_HEADS, WIDTH], g [T, HEADS]; skipped, u of `compact`
+    out  query [M, HEADS, C, K], logits [M, HEADS, C, C], before, after [M, HEADS, C];
+         passed [M, HEADS, C, C], or None: only the backward reads it
+    """
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, kv = tl.arange(0, C), head // GROUP
+        token, own, own_kv = first + row, block * HEADS + head, block * (HEADS // GROUP) + kv
+        until = row[None] <= row[:, None]
+        score, passed_tile = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            keys = tokens_fp32(k, token, end, kv, HEADS // GROUP, column, WIDTH)
+            # s·Q·Kᵀ and s·Q·Wᵀ
+            score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+            if w is not None:
+                w_tile = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
+                passed_tile += tl.dot(queries, tl.trans(w_tile), input_precision=PRECISION)
+        if w is not None:
+            # passed = tril(s·Q·Wᵀ),   logits = s·Q·Kᵀ − passed·skipped + gates, −∞ where j > i
+            passed_tile = tl.where(until, passed_tile, 0.0)
+            score -= tl.dot(
+                passed_tile, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
+            )
+            if passed is not None:
+                store_block(passed + own * C * C, passed_tile, row, row, C)
+        if g is not None:
+            score += _gate_sums(g, before, after, token, end, head, HEADS, own, C)
+        store_block(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            if w is not None:
+                rows = load_block(u + own_kv * C * K, row, column, K)
+                # q̃ = s·Q − passed·U
+                queries -= tl.dot(passed_tile, rows, input_precision=PRECISION)
+            store_block(query + own * C * K, queries * LOG2E, row, column, K)
+
+
+# The arguments, sizes and buffers of a call, and the prepared blocks that its forward and backward read.
+
+STRETCH = 512
+"""Tokens of a stretch: in the backward a key has copies at the blocks of its own stretch, and at later stretches."""
+
+
+class Inputs(NamedTuple):
+    """The arguments of `kernels.path_attention`, tensors contiguous.
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
+    None;
+    scale, a number; cu_seqlens [N+1] or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    w: Tensor | None
+    beta: Tensor | None
+    g: Tensor | None
+    scale: float
+    cu_seqlens: Tensor | None
+
+
+class Tables(NamedTuple):
+    """The layout of N sequences in chunks, integers on the device of q.
+
+    cu         [N+1], bounds of sequences
+    table      [M, 2], the sequence (−1: none) and the number in it of every block of C tokens
+    firsts     [N+1], the first block of every sequence, for gradients; else None
+    stretches  like table, of stretches; None where no sequence can have two, and without gradients
+    """
+
+    cu: Tensor
+    table: Tensor
+    firsts: Tensor | None
+    stretches: Tensor | None
+
+
+class Shapes:
+    """Sizes of a call that all kernels share, and its layout: M blocks of C tokens, widths padded to K and V."""
+
+    def __init__(self, x: Inputs, tables: Tables | None = None, *, for_gradients: bool = True) -> None:
+        q, k, v = x.q, x.k, x.v
+        self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
+        self.group = self.heads // self.kv_heads
+        self.K, self.V = (padded(x) for x in (self.width, self.values))
+        self.C = 128 if self.K > 64 and q.dtype != torch.float32 else 64
+        self.stretch = max(1, STRETCH // self.C) * self.C
+        self.tables = tables or self._tables(q, x.cu_seqlens, for_gradients)
+        self.cu, self.table, self.firsts, self.stretches = self.tables
+        self.blocks, self.tokens = len(self.table), q.shape[0] * q.shape[1]
+        self.dtype = q.dtype
+
+    def _tables(self, q: Tensor, cu_seqlens: Tensor | None, for_gradients: bool) -> Tables:
+        firsts = first_chunks(q, cu_seqlens, self.C) if for_gradients else None
+        far = for_gradients and q.shape[1] > self.stretch
+        stretches = chunk_table(q, cu_seqlens, self.stretch) if far else None
+        return Tables(boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C), firsts, stretches)
+
+    @property
+    def preparing(self) -> dict:
+        """Options of the kernels that prepare blocks."""
+        exact = self.dtype == torch.float32
+        return {
+            "C": self.C,
+            "K": self.K,
+            "BK": min(self.K, 64),
+            "PRECISION": "ieee" if exact else "tf32",
+            "num_warps": self.C // 16,
+            "num_stages": 1,
+        }
+
+    @property
+    def room(self) -> dict[str, int]:
+        """Options of kernels that go through turns in a loop: 256 channels of one fill half of the shared memory."""
+        return {"num_warps": 8, "num_stages": 1} if self.K > 128 else {}
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uninitialised numbers [M, …], fp32 by default."""
+        return torch.empty(self.blocks, *shape, dtype=dtype, device=self.table.device)
+
+
+class Prepared:
+    """The results of the kernels `compact`, `turn` and `inner`, by the names of their section."""
+
+    def __init__(self, shapes: Shapes, x: Inputs, *, for_gradients: bool) -> None:
+        s, options, w = shapes, shapes.preparing, x.w
+        turning = w is not None
+        square = (s.kv_heads, s.C, s.C)
+        self.inverse = s.empty(*square) if turning else None
+        self.skipped = s.empty(*square) if turning else None
+        self.u = s.empty(s.kv_heads, s.C, s.K) if turning else None
+        self.turns = s.empty(s.kv_heads, s.K, s.K, dtype=s.dtype) if turning else None
+        self.key = s.empty(s.kv_heads, s.C, s.K, dtype=s.dtype)
+        self.query = s.empty(s.heads, s.C, s.K, dtype=s.dtype)
+        self.logits = s.empty(s.heads, s.C, s.C)
+        self.passed = s.empty(s.heads, s.C, s.C) if turning and for_gradients else None
+        self.before, self.after = (s.empty(s.heads, s.C) if x.g is not None else None for _ in range(2))
+        solving = "ieee" if s.dtype == torch.float32 else "tf32x3"
+        compact[(s.blocks, s.kv_heads)](
+            x.k, w, x.beta, self.inverse, self.skipped, self.u, self.key, s.table, s.cu, s.kv_heads, s.width,
+            **options, SOLVING=solving,
+        )  # fmt: skip
+        if turning:
+            turn[(s.blocks, s.kv_heads, (s.K // options["BK"]) ** 2)](
+                self.u, w, self.turns, s.table, s.cu, s.kv_heads, s.width, **options
+            )
+        inner[(s.blocks, s.heads)](
+            x.q, x.k, w, x.g, self.skipped, self.u, self.query, self.logits, self.passed, self.before, self.after,
+            s.table, s.cu, x.scale, s.heads, s.group, s.width, **options,
+        )  # fmt: skip
+
+
+# The softmax over blocks of keys, from the query's own block back to the first, with the queries carried along.
+#
+# A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They are scored with
+# the keys of an earlier block, which are transformed to its end, and then go through the block: q ← q − q·Dᵀ, which
+# costs K² a query and block, where scores cost C·(K + V). The sum of gates runs on across blocks, outside the scale,
+# in fp32. All of them carry a factor log₂ e, so that weights are powers of two.
 
 
 @triton.jit
@@ -166,7 +427,7 @@ def _attend(
     """Attention of the queries of one block and head.
 
     in      query [M, HEADS, C, K], key [M, KV_HEADS, C, K], turns [M, KV_HEADS, K, K], logits [M, HEADS, C, C],
-            before, after [M, HEADS, C], as triton_prepare.py makes them; v [T, KV_HEADS, VALUES]
+            before, after [M, HEADS, C], as `inner` makes them; v [T, KV_HEADS, VALUES]
     out     out [T, HEADS, VALUES], lse [T, HEADS]
     layout  table, cu of chunks of C tokens
     """
@@ -419,261 +680,3 @@ turn_gradients = Tuned(
     ],
     ["C", "K", "BK"],
 )
-
-
-# Each block of tokens by itself, by the formulas of blocks.py: its path in compact form, logits, sums of gates.
-#
-# Linear in T, so nothing here is hot: products take fp32 operands, on tensor cores (tf32) where the inputs have 16 bit.
-# Matrices [C, C] stay whole, wide ones go by in tiles of BK columns. Forward:
-#
-#     compact  a block and KV head     inverse Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹, skipped = Y·Diag(β)·tril(W·Kᵀ, −1),
-#                                      U = Y·Diag(β)·W, and k at the end of the block: K − skippedᵀ·W
-#     turn     a block and KV head     D = Uᵀ·W: the product of the block's Householder matrices is I − D
-#     inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates (−∞ where j > i),
-#                                      q at the start of the block: s·Q − passed·U; sums of gates before and after;
-#                                      q and these sums times log₂ e, for scores across blocks as powers of two
-
-
-@triton.jit
-def compact(
-    k, w, beta, inverse, skipped, u, key, table, cu, HEADS, WIDTH,
-    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SOLVING: tl.constexpr,
-):  # fmt: skip
-    """The compact form of a block's path, and its keys at the end of the block; HEADS: KV heads.
-
-    in   k, w [T, HEADS, WIDTH], beta [T, HEADS]
-    out  inverse, skipped [M, HEADS, C, C], u, key [M, HEADS, C, K]; without w only key
-    """
-    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, block, C)
-    if sequence >= 0:
-        row = tl.arange(0, C)
-        token, own = first + row, block * HEADS + head
-        if w is not None:
-            gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-            for start in range(0, K, BK):
-                column = start + tl.arange(0, BK)
-                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
-                keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
-                # W·Wᵀ and W·Kᵀ
-                gram += tl.dot(w_tile, tl.trans(w_tile), input_precision=PRECISION)
-                met += tl.dot(w_tile, tl.trans(keys), input_precision=PRECISION)
-            earlier = row[None] < row[:, None]
-            beta_rows = load_head_scalars(beta, token, end, head, HEADS)
-            # Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹
-            inverse_tile = unit_inverse(tl.where(earlier, beta_rows[:, None] * gram, 0.0), C, SOLVING)
-            store_block(inverse + own * C * C, inverse_tile, row, row, C)
-            inverse_tile *= beta_rows[None]
-            # skipped = Y·Diag(β)·tril(W·Kᵀ, −1)
-            skipped_tile = tl.dot(inverse_tile, tl.where(earlier, met, 0.0), input_precision=PRECISION)
-            store_block(skipped + own * C * C, skipped_tile, row, row, C)
-        for start in range(0, K, BK):
-            column = start + tl.arange(0, BK)
-            keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
-            if w is not None:
-                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
-                # k̃ = K − skippedᵀ·W
-                keys -= tl.dot(tl.trans(skipped_tile), w_tile, input_precision=PRECISION)
-                # U = Y·Diag(β)·W
-                u_tile = tl.dot(inverse_tile, w_tile, input_precision=PRECISION)
-                store_block(u + own * C * K, u_tile, row, column, K)
-            store_block(key + own * C * K, keys, row, column, K)
-
-
-@triton.jit
-def turn(
-    u, w, turns, table, cu, HEADS, WIDTH,
-    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """D = Uᵀ·W, a tile [BK, BK] a program: u [M, HEADS, C, K], w [T, HEADS, WIDTH] -> turns [M, HEADS, K, K]."""
-    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, block, C)
-    if sequence >= 0:
-        row, own = tl.arange(0, C), block * HEADS + head
-        above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
-        column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
-        # D = Uᵀ·W
-        w_tile = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
-        product = tl.dot(
-            tl.trans(load_block(u + own * C * K, row, above, K)), w_tile, input_precision=PRECISION
-        )
-        store_block(turns + own * K * K, product, above, column, K)
-
-
-@triton.jit
-def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
-    """Sum gates: Σ_{s=j+1..i} g_s as [i, j] is returned, log₂ e·the sums before and after every token are stored.
-
-    Sums of terms of one sign only: a difference of two long sums would be inexact.
-    """
-    row = tl.arange(0, C)
-    gate = load_head_scalars(g, token, end, head, HEADS)
-    # before_i = Σ_{s=first..i} g_s
-    tl.store(before + own * C + row, tl.cumsum(gate, 0) * LOG2E)
-    # after_j = Σ_{s=j+1..last} g_s
-    later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
-    tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True) * LOG2E)
-    # Σ_{s=j+1..i} g_s
-    return tl.cumsum(tl.where(row[:, None] > row[None], gate[:, None], 0.0), 0)
-
-
-@triton.jit
-def inner(
-    q, k, w, g, skipped, u, query, logits, passed, before, after, table, cu, scale, HEADS, GROUP, WIDTH,
-    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Logits inside a block, and its queries at the start of the block, of one head.
-
-    in   q [T, HEADS, WIDTH], k, w [T, KV_HEADS, WIDTH], g [T, HEADS]; skipped, u of `compact`
-    out  query [M, HEADS, C, K], logits [M, HEADS, C, C], before, after [M, HEADS, C];
-         passed [M, HEADS, C, C], or None: only the backward reads it
-    """
-    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, block, C)
-    if sequence >= 0:
-        row, kv = tl.arange(0, C), head // GROUP
-        token, own, own_kv = first + row, block * HEADS + head, block * (HEADS // GROUP) + kv
-        until = row[None] <= row[:, None]
-        score, passed_tile = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-        for start in range(0, K, BK):
-            column = start + tl.arange(0, BK)
-            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
-            keys = tokens_fp32(k, token, end, kv, HEADS // GROUP, column, WIDTH)
-            # s·Q·Kᵀ and s·Q·Wᵀ
-            score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-            if w is not None:
-                w_tile = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
-                passed_tile += tl.dot(queries, tl.trans(w_tile), input_precision=PRECISION)
-        if w is not None:
-            # passed = tril(s·Q·Wᵀ),   logits = s·Q·Kᵀ − passed·skipped + gates, −∞ where j > i
-            passed_tile = tl.where(until, passed_tile, 0.0)
-            score -= tl.dot(
-                passed_tile, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
-            )
-            if passed is not None:
-                store_block(passed + own * C * C, passed_tile, row, row, C)
-        if g is not None:
-            score += _gate_sums(g, before, after, token, end, head, HEADS, own, C)
-        store_block(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
-        for start in range(0, K, BK):
-            column = start + tl.arange(0, BK)
-            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
-            if w is not None:
-                rows = load_block(u + own_kv * C * K, row, column, K)
-                # q̃ = s·Q − passed·U
-                queries -= tl.dot(passed_tile, rows, input_precision=PRECISION)
-            store_block(query + own * C * K, queries * LOG2E, row, column, K)
-
-
-# The arguments, sizes and buffers of a call, and the prepared blocks that its forward and backward read.
-
-STRETCH = 512
-"""Tokens of a stretch: in the backward a key has copies at the blocks of its own stretch, and at later stretches."""
-
-
-class Inputs(NamedTuple):
-    """The arguments of `kernels.path_attention`, tensors contiguous.
-
-    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None, g [B, T, H] or
-    None;
-    scale, a number; cu_seqlens [N+1] or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    w: Tensor | None
-    beta: Tensor | None
-    g: Tensor | None
-    scale: float
-    cu_seqlens: Tensor | None
-
-
-class Tables(NamedTuple):
-    """The layout of N sequences in chunks, integers on the device of q.
-
-    cu         [N+1], bounds of sequences
-    table      [M, 2], the sequence (−1: none) and the number in it of every block of C tokens
-    firsts     [N+1], the first block of every sequence, for gradients; else None
-    stretches  like table, of stretches; None where no sequence can have two, and without gradients
-    """
-
-    cu: Tensor
-    table: Tensor
-    firsts: Tensor | None
-    stretches: Tensor | None
-
-
-class Shapes:
-    """Sizes of a call that all kernels share, and its layout: M blocks of C tokens, widths padded to K and V."""
-
-    def __init__(self, x: Inputs, tables: Tables | None = None, *, for_gradients: bool = True) -> None:
-        q, k, v = x.q, x.k, x.v
-        self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
-        self.group = self.heads // self.kv_heads
-        self.K, self.V = (padded(x) for x in (self.width, self.values))
-        self.C = 128 if self.K > 64 and q.dtype != torch.float32 else 64
-        self.stretch = max(1, STRETCH // self.C) * self.C
-        self.tables = tables or self._tables(q, x.cu_seqlens, for_gradients)
-        self.cu, self.table, self.firsts, self.stretches = self.tables
-        self.blocks, self.tokens = len(self.table), q.shape[0] * q.shape[1]
-        self.dtype = q.dtype
-
-    def _tables(self, q: Tensor, cu_seqlens: Tensor | None, for_gradients: bool) -> Tables:
-        firsts = first_chunks(q, cu_seqlens, self.C) if for_gradients else None
-        far = for_gradients and q.shape[1] > self.stretch
-        stretches = chunk_table(q, cu_seqlens, self.stretch) if far else None
-        return Tables(boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C), firsts, stretches)
-
-    @property
-    def preparing(self) -> dict:
-        """Options of the kernels of triton_prepare.py."""
-        exact = self.dtype == torch.float32
-        return {
-            "C": self.C,
-            "K": self.K,
-            "BK": min(self.K, 64),
-            "PRECISION": "ieee" if exact else "tf32",
-            "num_warps": self.C // 16,
-            "num_stages": 1,
-        }
-
-    @property
-    def room(self) -> dict[str, int]:
-        """Options of kernels that go through turns in a loop: 256 channels of one fill half of the shared memory."""
-        return {"num_warps": 8, "num_stages": 1} if self.K > 128 else {}
-
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uninitialised numbers [M, …], fp32 by default."""
-        return torch.empty(self.blocks, *shape, dtype=dtype, device=self.table.device)
-
-
-class Prepared:
-    """The results of the kernels of triton_prepare.py, whose docstring explains the names."""
-
-    def __init__(self, shapes: Shapes, x: Inputs, *, for_gradients: bool) -> None:
-        s, options, w = shapes, shapes.preparing, x.w
-        turning = w is not None
-        square = (s.kv_heads, s.C, s.C)
-        self.inverse = s.empty(*square) if turning else None
-        self.skipped = s.empty(*square) if turning else None
-        self.u = s.empty(s.kv_heads, s.C, s.K) if turning else None
-        self.turns = s.empty(s.kv_heads, s.K, s.K, dtype=s.dtype) if turning else None
-        self.key = s.empty(s.kv_heads, s.C, s.K, dtype=s.dtype)
-        self.query = s.empty(s.heads, s.C, s.K, dtype=s.dtype)
-        self.logits = s.empty(s.heads, s.C, s.C)
-        self.passed = s.empty(s.heads, s.C, s.C) if turning and for_gradients else None
-        self.before, self.after = (s.empty(s.heads, s.C) if x.g is not None else None for _ in range(2))
-        solving = "ieee" if s.dtype == torch.float32 else "tf32x3"
-        compact[(s.blocks, s.kv_heads)](
-            x.k, w, x.beta, self.inverse, self.skipped, self.u, self.key, s.table, s.cu, s.kv_heads, s.width,
-            **options, SOLVING=solving,
-        )  # fmt: skip
-        if turning:
-            turn[(s.blocks, s.kv_heads, (s.K // options["BK"]) ** 2)](
-                self.u, w, self.turns, s.table, s.cu, s.kv_heads, s.width, **options
-            )
-        inner[(s.blocks, s.heads)](
-            x.q, x.k, w, x.g, self.skipped, self.u, self.query, self.logits, self.passed, self.before, self.after,
-            s.table, s.cu, x.scale, s.heads, s.group, s.width, **options,
-        )  # fmt: skip

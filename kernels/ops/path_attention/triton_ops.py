@@ -1,10 +1,9 @@
 """PaTH attention on a GPU, in memory linear in T.
 
-forward   saved: the inputs, o, the log-sum-exps, the layout. Blocks are prepared (triton_prepare.py), then every query
-          goes back over the blocks of keys (triton_forward.py)
+forward   saved: the inputs, o, the log-sum-exps, the layout. Blocks are prepared (`Prepared`), then every query goes
+          back over the blocks of keys (`attend`)
 backward  blocks are prepared again; keys are carried through all later blocks and back at two scales
-          (triton_backward.py); then gradients go back through the preparation (triton_prepare_backward.py); both are
-          launched from triton_gradients.py
+          (`through_scales`); then gradients go back through the preparation (`through_blocks`)
 """
 
 from __future__ import annotations

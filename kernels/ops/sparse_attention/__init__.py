@@ -1,4 +1,15 @@
-"""Attention over selected keys: the public function and its backends."""
+"""Attention over selected keys: every query has its own set of them, shared by its heads.
+
+    o_t = σ(l_t) ⊙ Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of t
+
+Here are the public function, its checks, its backends and its work for a roofline.
+
+reference.py      the definition: a mask over all pairs of tokens
+select.py         two ways to read selected keys, and the queries that select a key
+torch_form.py     blocks of queries in PyTorch, by a mask or by copies of the selected keys
+triton_ops.py     the same on a GPU, by gathering; the choice between this and
+triton_masked.py  tiles of all keys, masked
+"""
 
 from __future__ import annotations
 
@@ -97,7 +108,7 @@ def check_gate(gate_logits: Tensor | None, q: Tensor, v: Tensor) -> None:
         )
 
 
-# Operations and bytes of sparse attention's kernels.
+# Operations and bytes, for a roofline.
 
 
 def work(

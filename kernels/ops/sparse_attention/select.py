@@ -1,4 +1,4 @@
-"""Two ways to read selected keys: a mask over many keys, or a gathered copy of each."""
+"""Two ways to read selected keys, a mask over many keys or a copy of each, and the queries that select a key."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from kernels.triton_common import padded, sigmoid
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
-# Lists of keys by query as one bit a pair, for kernels that go over tiles of queries and keys and mask what is hidden.
+# Lists of keys by query as one bit a pair.
 #
 # A bit a pair is T²/8 bytes, 8 MB for 8,192 tokens, where a list of 4,096 places takes 134 MB. Bits are set by atomic
 # OR, whose result does not depend on the order, so that results repeat bit for bit.
@@ -140,6 +140,8 @@ def key_span(ends, query, exists, BS: tl.constexpr):
     last = tl.load(ends + query * 2 + 1, mask=exists, other=0)
     return tl.min(first, axis=0) // BS * BS, tl.max(last, axis=0)
 
+
+# Attention: kernels that go over tiles of queries and keys and mask what is hidden.
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)

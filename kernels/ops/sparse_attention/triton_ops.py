@@ -1,17 +1,26 @@
-"""Sparse attention on a GPU: over tiles of all keys, masked (triton_masked.py), or by gathering, whichever costs less.
+"""Sparse attention on a GPU: over tiles of all keys (triton_masked.py), or by gathering, whichever costs less.
+
+    o_t = Σ_s p_ts·v_s,   p_ts = e^(scale·q_t·k_s − lse_t),   lse_t = log Σ_s e^(scale·q_t·k_s)     over s ∈ S_t
+    y_t = o_t ⊙ σ(l_t), by a gate's logits l; o itself is not written. Without a gate y = o
 
 By gathering there is nothing of size Tq × Tk, and work for the selected keys alone:
 
     forward   a program has one query and the heads that share a KV head, so that a gathered key serves them all
-              in one product; online softmax along the query's list, and the gate, if there is one, before the output is
-              written. Saved: inputs, the output and log Σ exp of each head
-    backward  p is recomputed from the saved sums. dq goes along the lists again, and
-              makes the gate's gradient on the way. For dk and dv the lists are
-              inverted by a sort of integers (inverse.py): a program owns BLOCK keys, goes over the queries that
-              select any of them, and masks the others; nothing is added atomically, so that results repeat
-              bit for bit. Selections that share blocks of keys share products and reads
+              in one product; online softmax along the query's list, and the gate, if there is one, before the output
+              is written. Saved: inputs, the output and log Σ exp of each head
+    backward  p is recomputed from the saved sums. dq goes along the lists again, and makes the gate's gradient on the
+              way. For dk and dv the lists are inverted by a sort of integers (`selectors`): a program owns BLOCK
+              keys, goes over the queries that select any of them, and masks the others; nothing is added atomically,
+              so that results repeat bit for bit. Selections that share blocks of keys share products and reads
 
 A group of fewer than 16 heads leaves rows of its tile idle; gathering keys, not products, is what takes time.
+
+Sizes of all kernels of this operation:
+
+    Tq, Tk  queries and keys of a sequence; N: places of a query's list
+    G, HKV  query heads a KV head, KV heads; BG: query heads of one program
+    K, V    widths of keys and values; BK, BV: of their tiles
+    BN      places of a list, or BQ members of a block's list, that a tile holds
 """
 
 from __future__ import annotations
@@ -28,17 +37,7 @@ from kernels.triton_common import padded, sigmoid
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
-# Sparse attention forward: a program has one query and up to BG of the query heads of one KV head.
-#
-#     o_t = Σ_s p_ts·v_s,   p_ts = e^(scale·q_t·k_s − lse_t),   lse_t = log Σ_s e^(scale·q_t·k_s)     over s ∈ S_t
-#     y_t = o_t ⊙ σ(l_t), by a gate's logits l; o itself is not written. Without a gate y = o
-#
-# Sizes of all kernels of this operation:
-#
-#     Tq, Tk  queries and keys of a sequence; N: places of a query's list
-#     G, HKV  query heads a KV head, KV heads; BG: query heads of one program
-#     K, V    widths of keys and values; BK, BV: of their tiles
-#     BN      places of a list, or BQ members of a block's list, that a tile holds
+# Forward: a program has one query and up to BG of the query heads of one KV head.
 
 
 @triton.jit
@@ -113,11 +112,12 @@ forward_tuned = Tuned(
 )
 
 
-# Sparse attention backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists.
+# Backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists.
 #
-# p_ts = e^(scale·q_t·k_s − lse_t)          do_t = dy_t ⊙ σ(l_t),   δ_t = do_t·o_t = dy_t·y_t ds_ts = p_ts·(do_t·v_s −
-# δ_t)             dv_s = Σ_t p_ts·do_t dq_t = scale·Σ_s ds_ts·k_s                dk_s = scale·Σ_t ds_ts·q_t dl_t = dy_t
-# ⊙ o_t ⊙ σ(l_t) ⊙ (1 − σ(l_t)) = dy_t ⊙ y_t ⊙ (1 − σ(l_t))
+#     do_t = dy_t ⊙ σ(l_t),   δ_t = do_t·o_t = dy_t·y_t
+#     ds_ts = p_ts·(do_t·v_s − δ_t)             dv_s = Σ_t p_ts·do_t
+#     dq_t = scale·Σ_s ds_ts·k_s                dk_s = scale·Σ_t ds_ts·q_t
+#     dl_t = dy_t ⊙ o_t ⊙ σ(l_t) ⊙ (1 − σ(l_t)) = dy_t ⊙ y_t ⊙ (1 − σ(l_t))
 #
 # o is not needed: what is saved of the output is y, which the next operator reads anyway.
 
@@ -224,6 +224,8 @@ key_gradients_tuned = Tuned(
 )
 
 
+# The public form.
+
 MOST_HEADS = 64
 """Query heads of a program; a larger group takes several."""
 
@@ -263,7 +265,7 @@ class _SparseAttention(torch.autograd.Function):
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
-    """Sizes that all kernels share, by their names in triton_forward.py."""
+    """Sizes that all kernels share, named as at this page's head."""
     heads = {"G": q.shape[2] // k.shape[2], "HKV": k.shape[2]}
     widths = {"K": q.shape[3], "V": v.shape[3], "BK": padded(q.shape[3]), "BV": padded(v.shape[3])}
     return {"Tk": k.shape[1], **heads, **widths}

@@ -1,4 +1,12 @@
-"""Timeline attention: the public function and its backends."""
+"""Timeline attention: causal softmax attention among the tokens that a head puts on one timeline.
+
+    o_i = w_i · Σ_j softmax_j(scale · q_i·k_j) · v_j     over j ≤ i of i's sequence with a_j = a_i, per head
+
+Here are the definition, the public function, its checks, its backends and its work for a roofline.
+
+torch_form.py  tokens sorted by timeline, then attention within segments, PyTorch's or a library's
+triton_ops.py  the same on a GPU: kernels that sort, gather, rotate and put back
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from kernels.rotary import rope
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 
-# Timeline attention as its definition has it: one mask over all pairs of tokens.
+# The definition: one mask over all pairs of tokens.
 
 
 def timeline_attention_reference(
@@ -164,7 +172,7 @@ def check_weight(assignment: Tensor, weight: Tensor | None) -> None:
         )
 
 
-# Operations and bytes of timeline attention: the attention itself, and the routing around it.
+# Operations and bytes, for a roofline: the attention itself, and the routing around it.
 
 
 def work(

@@ -1,4 +1,4 @@
-"""Timeline attention by a library's kernel for packed sequences, of which every timeline is one."""
+"""Timeline attention over sorted tokens, by PyTorch's attention in segments or a library's for packed sequences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sort_timelines(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | No
     return Timelines(by_timeline.order, places, positions, by_timeline.offsets.to(torch.int32))
 
 
-# Timeline attention as attention over segments: sort, rotate, attend, sort back, weigh. Work T²/n_timelines.
+# Sort, rotate, attend within segments, sort back, weigh. Work T²/n_timelines.
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """q, k, v [M, 1, D], int32 cu_seqlens [S+1], scale -> [M, 1, V]."""
@@ -102,6 +102,9 @@ def timeline_attention_torch(q: Tensor, k: Tensor, v: Tensor, assignment: Tensor
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
     return segment_attention(q, k, v, cu_seqlens, scale=scale)
+
+
+# By a library's kernel for packed sequences, of which every timeline is one.
 
 
 def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
