@@ -91,9 +91,9 @@ def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM
 @triton.jit
 def _cleared(matrix, entries, chosen, pivot):
     """One side of the equations after a step: the chosen row divided by its pivot, its multiples subtracted."""
-    own = chosen[:, :, None]
-    scaled = (tl.sum(tl.where(own, matrix, 0.0), axis=1) / pivot)[:, None, :]
-    return tl.where(own, scaled, matrix - entries[:, :, None] * scaled)
+    pivot_row = chosen[:, :, None]
+    scaled = (tl.sum(tl.where(pivot_row, matrix, 0.0), axis=1) / pivot)[:, None, :]
+    return tl.where(pivot_row, scaled, matrix - entries[:, :, None] * scaled)
 
 
 @triton.jit

@@ -1,15 +1,16 @@
 """One token of PaTH attention in one pass over the cache, which takes nearly all the time.
 
-    attend   a program has one KV head and a span of its tokens, with all the query heads that read it. Of every tile of
-             keys it takes the products with w, turns it, stores it, and while it is at hand scores the queries; gates
-             are added to `forgotten` in passing. The span gives m = max_j a_j, Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m)
+    attend   a program has one KV head and a span of its tokens, with all the query heads that read it. Of every tile
+             of keys it takes the products with w, turns it, stores it, and while it is at hand scores the queries;
+             gates are added to `forgotten` in passing. The span gives m = max_j a_j, Σ_j e^(a_j − m)·v_j and
+             Σ_j e^(a_j − m)
     combine  a program has a query head and adds up its spans, in their order
 
     k_j ← k_j − β·(k_j·w)·w,   f_j ← f_j + g   (j < n − 1),   a_j = scale·q·k_j + f_j,   o = Σ_j softmax_j(a_j)·v_j
 
 Keys are turned and scored in fp32. A single query is multiplied with sums, as no tensor core is worth 16 rows for one
-of them; a group's, padded to 16, with TF32, which holds 16-bit queries exactly, or in fp32 with three products of high
-and low halves. Spans depend on sizes only, not on the GPU, so that the same call gives the same bits.
+of them; a group's, padded to 16, with TF32, which holds 16-bit queries exactly, or in fp32 with three products of
+high and low halves. Spans depend on sizes only, not on the GPU, so that the same call gives the same bits.
 
 Launch configurations are not autotuned: a second run would turn the cache again, and at the first token, when a tuner
 would run, the cache is empty.

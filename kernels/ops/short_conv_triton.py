@@ -294,10 +294,10 @@ def _state_gradient(
         for j in tl.static_range(TAPS):
             at = token + (j - (TAPS - 1))
             rows += (load_inputs(x, state, at, begin, end, sequence, channel, in_width, D, TAPS),)
-        own = gradient_before_activation(
+        d_pre = gradient_before_activation(
             taps, rows, 0, dy, token, begin, end, channel, in_width, D, TAPS, SILU
         )
-        gradient += taps[i] * own
+        gradient += taps[i] * d_pre
     tl.store(dstate + place + column[:, None], gradient.to(dstate.dtype.element_ty), mask=known)
 
 

@@ -239,11 +239,11 @@ def listed_pairs(queries: int, keys: int, places: int) -> int:
 
 # The choice of NVIDIA's assembler (ptxas) on Hopper GPUs: one that computes matrix descriptors in order.
 #
-# ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma descriptor
-# out of a loop and before the instruction that loads what is added to: seen in the machine code of the delta rule's
-# kernels in some of their launch configurations, of which one H100 read memory out of range and returned wrong numbers
-# without an error. ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and compile for Hopper
-# as well; Triton 3.8 and 3.9 have no older one.
+# ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma
+# descriptor out of a loop and before the instruction that loads what is added to: seen in the machine code of the
+# delta rule's kernels in some of their launch configurations, of which one H100 read memory out of range and returned
+# wrong numbers without an error. ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and
+# compile for Hopper as well; Triton 3.8 and 3.9 have no older one.
 
 SOUND = (12, 9)
 HOPPER = 9

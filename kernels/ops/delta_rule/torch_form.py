@@ -271,10 +271,11 @@ class ChannelDecay:
 #     e_i = v_i − (exp(G_i)⊙k_i)ᵀS₀ − Σ_{j<i} A_ij·β_j·e_j                 A_ij = k_i·k_j, decayed
 #     o_i = (exp(G_i)⊙q_i)ᵀS₀ + Σ_{j≤i} P_ij·β_j·e_j                       P_ij = q_i·k_j, decayed
 #
-# so that E = N⁻¹V − N⁻¹K̄·S₀ with N = I + A·Diag(β), K̄ = exp(G)⊙K. Everything but two products a chunk is computed for
-# many chunks at once; the two carry the state from chunk to chunk.
+# so that E = N⁻¹V − N⁻¹K̄·S₀ with N = I + A·Diag(β), K̄ = exp(G)⊙K. Everything but two products a chunk is computed
+# for many chunks at once; the two carry the state from chunk to chunk.
 #
-# Without the delta term (`delta=False`, gated linear attention) nothing is read before it is written: e_i = v_i, N = I.
+# Without the delta term (`delta=False`, gated linear attention) nothing is read before it is written: e_i = v_i and
+# N = I.
 
 CHUNK = 32
 """Tokens a chunk at most: more make larger products, fewer more steps."""
@@ -535,8 +536,8 @@ def backward(
         d_o = take(d_out, group).mul_(scale)
         if group.padded:
             d_o.masked_fill_(~group.filled.unsqueeze(-1), 0)
-        found = _backward_group(x, d_o, d_state, group, saved.at(group), delta)
-        for grad, part in zip(grads, found, strict=True):
+        gradients = _backward_group(x, d_o, d_state, group, saved.at(group), delta)
+        for grad, part in zip(grads, gradients, strict=True):
             grad.index_copy_(0, group.out.flatten(), part.flatten(0, 1))
     return [grad[:-1].to(x.dtype) for grad, x in zip(grads, flat, strict=True)]
 
@@ -699,8 +700,8 @@ def chunked_delta_rule_backward(
 
 @chunked_delta_rule_backward.register_fake
 def _(d_o, d_final, q, k, v, g, beta, cu_seqlens, states, errors, products, inverse, scale, delta):
-    found = (x.new_empty(x.shape) for x in (q, k, v, g, beta))
-    return *found, states.new_empty(_state_shape(q, v, cu_seqlens))
+    gradients = (x.new_empty(x.shape) for x in (q, k, v, g, beta))
+    return *gradients, states.new_empty(_state_shape(q, v, cu_seqlens))
 
 
 def _save(ctx, inputs, output):

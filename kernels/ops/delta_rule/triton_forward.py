@@ -843,9 +843,9 @@ def inter_chunk(x: ChunkOperands, beta: Tensor, initial: Tensor | None, layout: 
 
     beta [B, T, H]; initial [N, H, K, V] or None: the states that sequences start from.
     """
-    found = ChunkStates(empty_states(x), torch.empty_like(x.values))
-    _walk(x, None, beta, initial, (*found, None, None), 1.0, layout)
-    return found
+    states = ChunkStates(empty_states(x), torch.empty_like(x.values))
+    _walk(x, None, beta, initial, (*states, None, None), 1.0, layout)
+    return states
 
 
 def _walk(

@@ -62,10 +62,10 @@ class _DeltaRule(torch.autograd.Function):
         operands = chunk_operands(x, z, layout)
         states = inter_chunk(operands, x.beta, initial, layout)
         back = inter_chunk_backward(operands, x.beta, p, d_o, d_final, d_initial, scale, layout)
-        found = values_backward(x, z, states.errors, d_o, back.d_writes, scale, layout)
-        d_q, d_k, d_g = keys_and_gates_backward(x, states, back, found, d_o, scale, layout)
-        d_q, d_k, d_v = (sum_heads(parts, y) for parts, y in ((d_q, x.q), (d_k, x.k), (found.d_v, x.v)))
-        d_beta = found.d_beta
+        values = values_backward(x, z, states.errors, d_o, back.d_writes, scale, layout)
+        d_q, d_k, d_g = keys_and_gates_backward(x, states, back, values, d_o, scale, layout)
+        d_q, d_k, d_v = (sum_heads(parts, y) for parts, y in ((d_q, x.q), (d_k, x.k), (values.d_v, x.v)))
+        d_beta = values.d_beta
         return d_q, d_k, d_v, d_g, d_beta, d_initial, None, None, None
 
 

@@ -196,10 +196,10 @@ def indexer_kl_op(
             rows = part.queries
             p = attention_target(q[:, rows], part.read(k), part.mask, scale)
             inputs = [q_idx[:, rows], part.read(k_idx), w_idx[:, rows], bias, tau]
-            value, found = divergence(inputs, p, part.mask, weights[:, rows], scores, learns)
+            value, part_grads = divergence(inputs, p, part.mask, weights[:, rows], scores, learns)
             loss += value
             if learns:
-                grads[0][:, rows], d_k, grads[2][:, rows], d_bias, d_tau = found
+                grads[0][:, rows], d_k, grads[2][:, rows], d_bias, d_tau = part_grads
                 part.add(d_k, grads[1])
                 grads[3] += d_bias
                 grads[4] += d_tau
@@ -227,8 +227,8 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_others):
-    found = [grad * x for x in ctx.saved_tensors]
-    return None, None, *found, *(None,) * 5
+    gradients = [grad * x for x in ctx.saved_tensors]
+    return None, None, *gradients, *(None,) * 5
 
 
 indexer_kl_op.register_autograd(first_order(_backward), setup_context=_save)

@@ -31,8 +31,8 @@ def lowest_kept(rank: Tensor, counts: Tensor) -> Tensor:
     NumPy partitions rows in vectors, several times as fast as PyTorch's top-k.
     """
     rows, places = rank.flatten(0, 1).numpy(), (rank.shape[-1] - counts).flatten().tolist()
-    found = [np.partition(row, place)[place] for row, place in zip(rows, places, strict=True)]
-    return torch.from_numpy(np.array(found, dtype=np.int64)).view(counts.shape)
+    lowest = [np.partition(row, place)[place] for row, place in zip(rows, places, strict=True)]
+    return torch.from_numpy(np.array(lowest, dtype=np.int64)).view(counts.shape)
 
 
 def best_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
@@ -95,9 +95,9 @@ def lightning_topk_blocks(
     with without_autocast(q):
         for block in query_blocks(queries, k_idx.shape[1], size, cu_seqlens, q.device):
             weights = block.rows(w)
-            found = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias, scores)
-            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(found, block.visible, heads))
-            block.rows(out).copy_(_select(ranks(found, weights, scores), counts, k_max, block))
+            raw = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias, scores)
+            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(raw, block.visible, heads))
+            block.rows(out).copy_(_select(ranks(raw, weights, scores), counts, k_max, block))
     return out
 
 
@@ -117,14 +117,14 @@ def lightning_topk_step(
     q [B, 1, HI, DI], k_idx [B, Tk, DI], w [B, 1, HI], bias [HI], k [B, 1] or a rule -> int32 [B, 1, k_max].
     """
     with without_autocast(q):
-        found = newest_scores(q, k_idx, w, bias, scores)
-        rank = ranks(found, w, scores)
+        raw = newest_scores(q, k_idx, w, bias, scores)
+        rank = ranks(raw, w, scores)
         rank[..., -1] = FIRST
-        if isinstance(k, AdaptiveK) and found.numel() == found.shape[-1] and found.device.type == "cpu":
-            count = k.of_number(float(torch.var(found, correction=0)) / len(bias) ** 2)
+        if isinstance(k, AdaptiveK) and raw.numel() == raw.shape[-1] and raw.device.type == "cpu":
+            count = k.of_number(float(torch.var(raw, correction=0)) / len(bias) ** 2)
             best = rank.topk(min(count, k_max, rank.shape[-1]), -1).indices
             return _latest_first(best.to(torch.int32), k_max)
-        counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
+        counts = k if isinstance(k, Tensor) else k(torch.var(raw / len(bias), -1, correction=0))
         return _top_places(rank, counts.clamp(1, k_max), k_max)
 
 

@@ -1,12 +1,12 @@
 """Lightning top-k without a matrix of scores: every key is scored once, and each query keeps the best so far.
 
-Scores become ranks, 31 bits in the scores' order with ties where the definition has them. A program has BQ queries
-of one sequence, with all their index heads as rows of one product, and goes over the keys that they see from the
-latest to the earliest. Keys that rank above a query's floor go into its candidate buffer; a full buffer is pruned to
-its best k_max, the lowest of which is the new floor. With random scores about k·ln(T/k) keys reach the buffer, which is
-then pruned about ln(T/k) times. At the end, when the variance of the scores is known, an adaptive k says how
-many of the buffer's best are written down. As keys come from the latest, the buffer is in the result's order, and of
-equal ranks it is the later that stay.
+Scores become ranks, 31 bits in the scores' order with ties where the definition has them. A program has BQ queries of
+one sequence, with all their index heads as rows of one product, and goes over the keys that they see from the latest
+to the earliest. Keys that rank above a query's floor go into its candidate buffer; a full buffer is pruned to its
+best k_max, the lowest of which is the new floor. With random scores about k·ln(T/k) keys reach the buffer, which is
+then pruned about ln(T/k) times. At the end, when the variance of the scores is known, an adaptive k says how many of
+the buffer's best are written down. As keys come from the latest, the buffer is in the result's order, and of equal
+ranks it is the later that stay.
 
 Nothing is saved: no gradient passes. Candidate buffers are the memory: 8 bytes times about 2·k_max a query, for the
 queries that are at work at one time.
@@ -325,7 +325,7 @@ def _select(
                 tl.store(cell + CAPACITY, (key + tl.zeros_like(ranked)).to(tl.int32), mask=good)
                 held += tl.sum(good.to(tl.int32), axis=1)
                 if tl.max(held, axis=0) > CAPACITY - BS:
-                    # keep the best k_max; the lowest of them is the new floor
+                    # another tile might not fit: keep the best k_max; the lowest of them is the new floor
                     held, floor = prune(buffer, scratch, held, K_MAX, BQ, CAPACITY, ROWS)
             # S_t = the best k_t candidates
             wanted = _count_wanted(

@@ -1,8 +1,8 @@
-"""The mixture of memories on a GPU: inputs are gathered, the delta rule's kernels run over segments, outputs are mixed.
+"""The mixture of memories on a GPU: inputs are gathered, the delta rule runs over segments, outputs are mixed.
 
-PyTorch sorts integers to find the place of every visit (`sort_visits`); floating-point numbers are moved and summed in
-kernels. Saved: the gathered inputs, what the delta rule saves, and the memories' outputs. One token without gradients,
-as in decoding, has a kernel of its own.
+PyTorch sorts integers to find the place of every visit (`sort_visits`); floating-point numbers are moved and summed
+in kernels. Saved: the gathered inputs, what the delta rule saves, and the memories' outputs. One token without
+gradients, as in decoding, has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ class Gather(torch.autograd.Function):
 
 # One token of the mixture of memories for every sequence, as in decoding.
 #
-# A program goes through the memories of one head, BV columns of values at a time. A memory that the token does not name
-# is copied, bit for bit.
+# A program goes through the memories of one head, BV columns of values at a time. A memory that the token does not
+# name is copied, bit for bit.
 
 
 @triton.jit

@@ -95,9 +95,9 @@ def solution(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Tensor:
     h_kk H [B, H, K, K], symmetric, positive semi-definite; lamb [H, K], > 0; b [B, H, K] -> [B, H, K].
     """
     for x in iterates(h_kk.detach(), lamb.detach(), b.detach(), steps):
-        found = x
+        last = x
     exact = torch.linalg.solve_ex(h_kk + torch.diag_embed(lamb), b[..., None])[0][..., 0]
-    return found + (exact - exact.detach())
+    return last + (exact - exact.detach())
 
 
 def iterates(h_kk: Tensor, lamb: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:

@@ -440,10 +440,10 @@ def chunk_states(
 # rounded for the products alone ends 30 times as far from the solution: 3e-3 for sixteen keys, 2,048 times, at Λ =
 # 0.25; fp32 1e-5.) p is held times `shrink`, so that it stays in fp16's range while residuals fall.
 #
-# A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every step
-# reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for half a
-# chunk or less. A tile of rows is multiplied by the same columns of p; a tile in registers cannot be sliced, so p goes
-# through memory, the place of the solution.
+# A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
+# step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
+# half a chunk or less. A tile of rows is multiplied by the same columns of p; a tile in registers cannot be sliced,
+# so p goes through memory, the place of the solution.
 
 RESIDENT = 128
 """Key widths up to which a program holds a whole state."""

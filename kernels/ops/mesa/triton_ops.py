@@ -14,11 +14,11 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
                −½(y_t·x_tᵀ + x_t·y_tᵀ) and x_t·do_tᵀ → `key_gradients`,
                `gate_gradients`: dk, dv, dg, dβ and, in one part a chunk, added in a fixed order, dΛ
 
-States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
-fp16 number exactly, and in states and solver, since a conjugate gradient multiplies errors of its matrix by the
-condition number, with fp32 operands as two parts: bf16 ones for states (relative errors of 2⁻¹⁶), fp16 ones for
-systems. Products of fp32 inputs are fp32; those of states and solver use tensor cores, on three bf16 each, where shared
-memory allows, for tiles of plain fp32 do not fit the registers.
+States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or fp16
+number exactly, and in states and solver, since a conjugate gradient multiplies errors of its matrix by the condition
+number, with fp32 operands as two parts: bf16 ones for states (relative errors of 2⁻¹⁶), fp16 ones for systems.
+Products of fp32 inputs are fp32; those of states and solver use tensor cores, on three bf16 each, where shared memory
+allows, for tiles of plain fp32 do not fit the registers.
 
 One token without gradients is decoding, and one kernel (triton_step.py).
 """

@@ -223,20 +223,20 @@ def work(
         "selection": (_selected(t, sizes), selected, chosen),
         "window": ((t + 1).clamp_max(window), sliding, 0),
     }
-    found = []
+    works = []
     for name, (seen, pair, lists) in branches.items():
         scores = float(seen.sum()) * times * heads
         read = nbytes(q, *pair) + lists
-        found.append(Work(name, "forward", 2 * scores * (width + value_width), read + out + statistics))
+        works.append(Work(name, "forward", 2 * scores * (width + value_width), read + out + statistics))
         backward = 2 * scores * (3 * width + 2 * value_width)
-        found.append(Work(name, "backward", backward, 2 * read - lists + out + 3 * statistics))
+        works.append(Work(name, "backward", backward, 2 * read - lists + out + 3 * statistics))
         if name == "compression":
             read = nbytes(q, pair[0]) + statistics + chosen
-            found.append(Work("choice", "forward", 2 * scores * width, read))
+            works.append(Work("choice", "forward", 2 * scores * width, read))
     products = 6 * q.shape[:3].numel() * value_width
-    found.append(Work("mix", "forward", products, 4 * out + nbytes(gates)))
-    found.append(Work("mix", "backward", products, 4 * out + 2 * nbytes(gates) + 3 * statistics))
-    return found
+    works.append(Work("mix", "forward", products, 4 * out + nbytes(gates)))
+    works.append(Work("mix", "backward", products, 4 * out + 2 * nbytes(gates) + 3 * statistics))
+    return works
 
 
 def _positions(q: Tensor, time: int, cu_seqlens: Tensor | None) -> tuple[Tensor, int]:

@@ -47,8 +47,8 @@ def forward(given, most, o, lse, part, parts):
             for t in range(first, last):
                 counts[t - first] = places_in(ranges[t], 0, given.k.shape[1], places[t - first])
             q, k, v = given.q[head, first:last], given.k[head], given.v[head]
-            own = lse[head, first:last], o[head, first:last]
-            attend_block(q, k, v, places, counts[:size], begin, weights, *own)
+            results = lse[head, first:last], o[head, first:last]
+            attend_block(q, k, v, places, counts[:size], begin, weights, *results)
 
 
 @compiled(FAST)
@@ -76,13 +76,13 @@ def backward(given, o, lse, grad, d_q, d_k, d_v, part, parts):
 @compiled(FAST)
 def places_in(ranges, first, last, places):
     """Write the keys in [first, last) that the ranges [n, 2] hold, and return their number."""
-    found = 0
+    count = 0
     for i in range(ranges.shape[0]):
         start, stop = max(first, ranges[i, 0]), min(last, ranges[i, 1])
         for j in range(stop - start):
-            places[found + j] = start + j
-        found += max(0, stop - start)
-    return found
+            places[count + j] = start + j
+        count += max(0, stop - start)
+    return count
 
 
 @compiled(FAST)

@@ -67,8 +67,8 @@ def ranged_attention_backward_op(
     d_k, d_v = (x.new_zeros(len(q), parts, *x.shape[1:]) for x in given[1:3])
 
     def work(b: int, part: int) -> None:
-        own = (array(d_q[b]), *arrays((d_k, d_v), b, part))
-        backward(Ranged(*arrays(given, b)), *arrays(out, b), *own, part, parts)
+        gradients = (array(d_q[b]), *arrays((d_k, d_v), b, part))
+        backward(Ranged(*arrays(given, b)), *arrays(out, b), *gradients, part, parts)
 
     in_parts(work, len(q))
     dk, dv = keys_by_position(d_k.sum(1), k), keys_by_position(d_v.sum(1), v)
@@ -93,8 +93,8 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad, _lse):
-    found = ranged_attention_backward_op(grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.most)
-    return *found, None, None, None
+    gradients = ranged_attention_backward_op(grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.most)
+    return *gradients, None, None, None
 
 
 ranged_attention_op.register_autograd(first_order(_backward), setup_context=_save)

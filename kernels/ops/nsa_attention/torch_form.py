@@ -19,8 +19,8 @@ from kernels.sdpa import sdpa
 
 # The dense branches, compression and window: attention in blocks of queries, each over one range of keys.
 #
-# One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, S, Hkv, K], v [B, S, Hkv, V]. The
-# scores of a block of queries are not saved: the backward computes them again.
+# One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, S, Hkv, K], v [B, S, Hkv, V].
+# The scores of a block of queries are not saved: the backward computes them again.
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def compression_blocks(q: Tensor, time: int, sizes: Sizes) -> Iterator[QueryBloc
     """
     for first, last, t in _queries(q, sizes.compressed(time), time):
         position = int(time - q.shape[1] + first)
-        whole, seen = sizes.compressed(position + 1), sizes.compressed(position + last - first)
-        ends = torch.arange(whole, seen, device=q.device) * sizes.stride + sizes.block_size - 1
-        masks = ((slice(whole, seen), ends > t[:, None]),) if seen > whole else ()
+        complete, seen = sizes.compressed(position + 1), sizes.compressed(position + last - first)
+        ends = torch.arange(complete, seen, device=q.device) * sizes.stride + sizes.block_size - 1
+        masks = ((slice(complete, seen), ends > t[:, None]),) if seen > complete else ()
         blind = min(last - first, max(0, sizes.block_size - 1 - position))
         yield QueryBlock(slice(first, last), slice(0, seen), masks, blind)
 
@@ -334,10 +334,10 @@ def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Siz
         tops, totals = top[..., 0][tiles.place], total[..., 0][tiles.place]
         highest = tops.amax(1)
         share = tops.sub_(highest.unsqueeze(1)).exp_()
-        whole = (share * totals).sum(1)
-        found = tiles.collect(rows, share.div_(whole.unsqueeze(1)))
-        out[here] = by_query(found, q[here].shape, kv_heads)
-        lse[here] = by_query((highest + whole.log()).unsqueeze(-1), q[here].shape, kv_heads)[..., 0]
+        weight = (share * totals).sum(1)
+        collected = tiles.collect(rows, share.div_(weight.unsqueeze(1)))
+        out[here] = by_query(collected, q[here].shape, kv_heads)
+        lse[here] = by_query((highest + weight.log()).unsqueeze(-1), q[here].shape, kv_heads)[..., 0]
     return out, lse
 
 
@@ -579,11 +579,13 @@ def branches_backward_op(
             backward(given[:3], given[3:], *_branches(batch), s)
             for given, batch in zip(outer, batches, strict=True)
         ]
-    found = [
+    gradients = [
         axis.collect(part).unsqueeze(0) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)
     ]
     # Places on the axis of blocks that no sequence has filled have no gradient.
-    return [F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(found, inputs, strict=True)]
+    return [
+        F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(gradients, inputs, strict=True)
+    ]
 
 
 @branches_backward_op.register_fake

@@ -103,8 +103,8 @@ def finish(top, total, out):
     top m [R], total [R], out [R, V]: as `absorb` leaves them, in fp32.
     """
     unseen = total == 0  # not so where a score is NaN, which stays
-    whole = tl.where(unseen, 1.0, total)
-    return out / whole[:, None], tl.where(unseen, 0.0, top) + tl.log2(whole)
+    divisor = tl.where(unseen, 1.0, total)
+    return out / divisor[:, None], tl.where(unseen, 0.0, top) + tl.log2(divisor)
 
 
 def fitting(rows: int, *tensors: Tensor) -> int:
@@ -121,11 +121,11 @@ def fitting(rows: int, *tensors: Tensor) -> int:
 #
 #     j·STRIDE + SIZE − 1 ≤ t    and    t − WINDOW < j
 #
-# with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and log-sum-exps,
-# from which the backward pass computes the weights again.
+# with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and
+# log-sum-exps, from which the backward pass computes the weights again.
 #
-# Sizes of the kernels: HEADS query heads, GROUP of them a KV head; K, V widths, BK, BV of tiles; BQ queries and BN keys
-# of a tile.
+# Sizes of the kernels: HEADS query heads, GROUP of them a KV head; K, V widths, BK, BV of tiles; BQ queries and BN
+# keys of a tile.
 
 NO_WINDOW = 1 << 30
 

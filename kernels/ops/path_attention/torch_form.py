@@ -420,7 +420,7 @@ class Layout:
 
 
 def blocks_of(layout: Layout, q, k, v, w, beta, g, scale: float) -> tuple[Tensor | None, ...]:
-    """Return q·scale, k, v, w, beta and g as blocks for `blockwise.forward`, in fp32 or wider.
+    """Return q·scale, k, v, w, beta and g as blocks for `forward`, in fp32 or wider.
 
     q [B, T, H, K], k, w [B, T, Hkv, K], v [B, T, Hkv, V], beta [B, T, Hkv], g [B, T, H] become q [G, M, Q·C, K],
     k, w [G, M, C, K], v [G, M, C, V], beta [G, M, C], g [G, Q, M, C]. Without w, w and beta are None; g may be None.
@@ -577,9 +577,9 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad, _):
-    found = iter(path_attention_backward_op(grad, *ctx.saved_tensors, ctx.scale))
+    gradients = iter(path_attention_backward_op(grad, *ctx.saved_tensors, ctx.scale))
     inputs = ctx.saved_tensors[2:-1]
-    return *(None if x is None else next(found) for x in inputs), None, None
+    return *(None if x is None else next(gradients) for x in inputs), None, None
 
 
 path_attention_op.register_autograd(_backward, setup_context=_save)

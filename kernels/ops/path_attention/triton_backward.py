@@ -17,10 +17,10 @@ At each scale the same kernels run, on blocks or on stretches as units (`unit_of
     P_ij = e^(a_ij − lse_i),   δ_i = do_i·o_i,   dS_ij = P_ij·(do_i·v_j − δ_i)
     dv_j = Σ_i P_ij·do_i,   dq̃_i = Σ_j dS_ij·k̃_j,   dk̃_j = Σ_i dS_ij·q̃_i
 
-The far scale goes first; the near one takes its gradients up where `products_back` has brought them to blocks.
-Far dq and dD grow from span to span, read from one slot of two and written to the other, so that a kernel that runs
-twice, to be timed, changes nothing. Scores are recomputed from the log-sum-exps, as powers of two: queries and sums of
-gates carry a factor log₂ e, and with them the gradients of keys and turns until the near scale ends.
+The far scale goes first; the near one takes its gradients up where `products_back` has brought them to blocks. Far dq
+and dD grow from span to span, read from one slot of two and written to the other, so that a kernel that runs twice,
+to be timed, changes nothing. Scores are recomputed from the log-sum-exps, as powers of two: queries and sums of gates
+carry a factor log₂ e, and with them the gradients of keys and turns until the near scale ends.
 """
 
 from __future__ import annotations
@@ -256,6 +256,7 @@ def _key_value_gradients(
                 ds_sum += tl.load(
                     far_received + heads + line[:, None], mask=(member < GROUP)[None], other=0.0
                 )
+        # from the last unit to the first: the gradient of a copy includes those of all later copies
         for back in range(1, stop - number):
             later = stop - back
             unit = own + later - number

@@ -1,4 +1,4 @@
-"""Sparse attention in blocks of queries, as two operators: the backward gathers again, so that no copies are saved."""
+"""Sparse attention in blocks of queries, as two operators: the backward gathers again, and saves no copies."""
 
 from __future__ import annotations
 

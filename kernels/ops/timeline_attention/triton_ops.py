@@ -34,8 +34,9 @@ from kernels.triton_common.tuning import Tuned
 #     place   as count, again: a token's place is its chunk's start plus the tokens before it there on its timeline
 #
 # Chunk c of sequence n has row ⌊begin_n/SIZE⌋ + n + c of the counts; the next sequence's first row is never less than
-# the last of these plus one, so that rows need no table, only a search in cu_seqlens. Rows past a sequence's end count
-# nothing. No addition is atomic. A timeline out of range is taken as the nearest: a wrong answer, but no wild address.
+# the last of these plus one, so that rows need no table, only a search in cu_seqlens. Rows past a sequence's end
+# count nothing. No addition is atomic. A timeline out of range is taken as the nearest: a wrong answer, but no wild
+# address.
 
 _SIZE = 128
 
@@ -309,8 +310,8 @@ def _timeline_put_back_backward(
     if weight is not None:
         values = load_rows(there, place, known, V, BV).to(tl.float32)
         # dw_i = do_i · there[place of i]
-        found = tl.sum(gradient * values, axis=1)
-        tl.store(dweight + row, found.to(dweight.dtype.element_ty), mask=known)
+        by_weight = tl.sum(gradient * values, axis=1)
+        tl.store(dweight + row, by_weight.to(dweight.dtype.element_ty), mask=known)
         # dthere[place of i] = w_i · do_i
         gradient *= tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
     store_rows(dthere, place, known, gradient, V, BV)
@@ -344,12 +345,12 @@ class _Gather(torch.autograd.Function):
     @first_order
     def backward(ctx, *there):
         there = [x.contiguous() for x in there]
-        found = [x.new_empty(shape) for x, shape in zip(there, ctx.shapes, strict=True)]
+        gradients = [x.new_empty(shape) for x, shape in zip(there, ctx.shapes, strict=True)]
         rows = len(ctx.places) // ctx.sizes["GROUP"]
         _gather_backward_tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
-            *there, *found, ctx.places, *ctx.turn, rows, **ctx.sizes
+            *there, *gradients, ctx.places, *ctx.turn, rows, **ctx.sizes
         )
-        return *found, None, None
+        return *gradients, None, None
 
 
 class _PutBack(torch.autograd.Function):
