@@ -62,6 +62,50 @@ def precision_of(x: Tensor, phi: Tensor) -> str:
     return "tf32" if x.dtype == phi.dtype != torch.float32 else "tf32x3"
 
 
+# The forward pass.
+
+
+@triton.jit
+def _forward(
+    x, phi, scale, bias, pre, post, res, raw, inverse, TOKENS, K, ROWS, eps,
+    N: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """All coefficients of BT tokens, and the numbers that the backward needs.
+
+    inputs     x [M, K]; phi φ [ROWS, K]; scale s [3]; bias b [ROWS]
+    outputs    pre, post [M, N]; res [M, ROWS − 2N]; raw [M, ROWS]; inverse r [M]
+    sizes      TOKENS M; K = N·D numbers a token; ROWS of φ; eps
+    constants  N streams; PRECISION of products; BN ≥ ROWS; BT tokens a program; BK numbers at a time
+    """
+    token, there = token_tile(TOKENS, BT)
+    row = tl.arange(0, BN).to(tl.int64)
+    product = tl.zeros((BT, BN), tl.float32)
+    square = tl.zeros((BT,), tl.float32)
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        streams = load_wide(x, token, column, TOKENS, K)
+        # Σ x²
+        square += tl.sum(streams * streams, axis=1)
+        # φ·vec x
+        weight = tl.trans(load_wide(phi, row, column, ROWS, K))
+        product += tl.dot(streams, weight, input_precision=PRECISION)
+    # r = (mean(x²) + eps)^(−1/2),  raw = r·φ·vec x
+    r = tl.rsqrt(square / K + eps)
+    values = product * r[:, None]
+    tl.store(inverse + token, r, mask=there)
+    store_matrix(raw, values, token, row, TOKENS, ROWS)
+    # h_pre = σ(s₀·raw_pre + b_pre),  h_post = 2σ(s₁·raw_post + b_post),  res = s₂·raw_res + b_res
+    _, s, b = affine(scale, bias, row, ROWS, N)
+    logits = s * values + b
+    share = sigmoid(logits)
+    store_matrix(pre, share, token, row, TOKENS, N)
+    store_matrix(post, 2 * share, token, row - N, TOKENS, N)
+    store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+
+
+_forward_tuned = Tuned(_forward, TOKEN_TILES, ["K", "BN", "PRECISION"])
+
+
 # The gradients.
 
 SPANS, SPAN = 64, 512
@@ -190,48 +234,7 @@ def streams_gradients(
     return dx, sum_rows(parts, phi.dtype)
 
 
-# The forward pass and the public function.
-
-
-@triton.jit
-def _forward(
-    x, phi, scale, bias, pre, post, res, raw, inverse, TOKENS, K, ROWS, eps,
-    N: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """All coefficients of BT tokens, and the numbers that the backward needs.
-
-    inputs     x [M, K]; phi φ [ROWS, K]; scale s [3]; bias b [ROWS]
-    outputs    pre, post [M, N]; res [M, ROWS − 2N]; raw [M, ROWS]; inverse r [M]
-    sizes      TOKENS M; K = N·D numbers a token; ROWS of φ; eps
-    constants  N streams; PRECISION of products; BN ≥ ROWS; BT tokens a program; BK numbers at a time
-    """
-    token, there = token_tile(TOKENS, BT)
-    row = tl.arange(0, BN).to(tl.int64)
-    product = tl.zeros((BT, BN), tl.float32)
-    square = tl.zeros((BT,), tl.float32)
-    for start in range(0, K, BK):
-        column = start + tl.arange(0, BK)
-        streams = load_wide(x, token, column, TOKENS, K)
-        # Σ x²
-        square += tl.sum(streams * streams, axis=1)
-        # φ·vec x
-        weight = tl.trans(load_wide(phi, row, column, ROWS, K))
-        product += tl.dot(streams, weight, input_precision=PRECISION)
-    # r = (mean(x²) + eps)^(−1/2),  raw = r·φ·vec x
-    r = tl.rsqrt(square / K + eps)
-    values = product * r[:, None]
-    tl.store(inverse + token, r, mask=there)
-    store_matrix(raw, values, token, row, TOKENS, ROWS)
-    # h_pre = σ(s₀·raw_pre + b_pre),  h_post = 2σ(s₁·raw_post + b_post),  res = s₂·raw_res + b_res
-    _, s, b = affine(scale, bias, row, ROWS, N)
-    logits = s * values + b
-    share = sigmoid(logits)
-    store_matrix(pre, share, token, row, TOKENS, N)
-    store_matrix(post, 2 * share, token, row - N, TOKENS, N)
-    store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
-
-
-_forward_tuned = Tuned(_forward, TOKEN_TILES, ["K", "BN", "PRECISION"])
+# The backend.
 
 
 class _Coefficients(torch.autograd.Function):

@@ -22,74 +22,6 @@ from kernels.packing import chunk_table
 from kernels.triton_common import chunk_bounds, sigmoid, sum_rows
 from kernels.triton_common.tuning import Tuned
 
-# One token for every sequence without gradients, as in decoding.
-#
-# A program has the windows of BD channels of one sequence, k inputs each: k−1 from the state and the token. It reads
-# the state once, and writes it once, moved by one.
-
-
-@triton.jit
-def _step(
-    x, weight, state, y, after, STRIDE, D,
-    TAPS: tl.constexpr, SILU: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """One token of BD channels of one sequence.
-
-    inputs     x [N, D], rows STRIDE apart; weight [D, TAPS]; state [N, D, TAPS−1] or None
-    outputs    y [N, D]; after [N, D, TAPS−1]
-    constants  TAPS; SILU; BK ≥ TAPS; BD channels a program
-    """
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
-    in_width = channel < D
-    column = tl.arange(0, BK)[None]
-    # window = (state, x_t)
-    token = tl.load(x + row * STRIDE + channel, mask=in_width, other=0.0)
-    window = tl.where(column == TAPS - 1, token[:, None], tl.zeros((BD, BK), token.dtype))
-    place = (row * D + channel)[:, None] * (TAPS - 1) + column
-    if state is not None:
-        before = in_width[:, None] & (column < TAPS - 1)
-        window += tl.load(state + place, mask=before, other=0.0).to(token.dtype)
-    known = in_width[:, None] & (column < TAPS)
-    taps = tl.load(weight + channel[:, None] * TAPS + column, mask=known, other=0.0)
-    # y_t = act( Σ_i w_i ⊙ window_i )
-    out = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=1)
-    if SILU:
-        out = out * sigmoid(out)
-    tl.store(y + row * D + channel, out.to(y.dtype.element_ty), mask=in_width)
-    # state after: the window without its oldest input
-    tl.store(after + place - 1, window, mask=known & (column > 0))
-
-
-_step_tuned = Tuned(
-    _step,
-    [
-        triton.Config({"BD": width}, num_warps=warps)
-        for width, warps in ((64, 2), (128, 4), (32, 1), (256, 4))
-    ],
-    ["D", "TAPS"],
-)
-
-
-def short_conv_one_token(
-    x: Tensor, weight: Tensor, state: Tensor | None, silu: bool
-) -> tuple[Tensor, Tensor]:
-    """Compute `kernels.short_conv` of T = 1, without gradients: one launch.
-
-    x [B, 1, D], weight [D, k], state [B, D, k−1] or None -> y [B, 1, D] and the state [B, D, k−1] in x's dtype.
-    """
-    x = x if x.stride(2) == 1 else x.contiguous()  # a part of a wider projection is read where it lies
-    weight = weight.contiguous()
-    state = None if state is None else state.contiguous()
-    (batch, _, width), taps = x.shape, weight.shape[1]
-    y = torch.empty(batch, 1, width, dtype=x.dtype, device=x.device)
-    after = torch.empty(batch, width, taps - 1, dtype=x.dtype, device=x.device)
-    _step_tuned[lambda meta: (batch, triton.cdiv(width, meta["BD"]))](
-        x, weight, state, y, after, x.stride(0), width, TAPS=taps, SILU=silu, BK=triton.next_power_of_2(taps)
-    )
-    return y, after
-
-
 # Device functions: a tile's bounds, and rows of inputs and of taps.
 
 CHUNK = 64
@@ -167,6 +99,80 @@ def taps_sum(taps, rows, FIRST: tl.constexpr, TAPS: tl.constexpr):
     for i in tl.static_range(1, TAPS):
         total += taps[i] * rows[FIRST + i]
     return total
+
+
+# The forward pass.
+
+
+@triton.jit
+def _forward(
+    x, weight, state, y, after, table, cu, TILES, TIME, D,
+    TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    BD: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """A tile of y, or one of the states after, which have the rows of the grid behind those of y.
+
+    inputs     x [T, D]; weight [D, TAPS]; state [N, D, TAPS−1] or None
+    outputs    y [T, D]; after [N, D, TAPS−1]
+    layout     table, cu; or None for a batch of sequences of TIME tokens
+    sizes      TILES of y along the tokens; TIME; D channels
+    constants  TAPS; SILU; BT tokens of a tile, in rows of RUN; BK ≥ TAPS − 1; BD channels
+    """
+    row = tl.program_id(0)
+    channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
+    if row < TILES:
+        _outputs(x, weight, state, y, table, cu, row, TIME, channel, D, TAPS, SILU, BT, RUN)
+    else:
+        _last_inputs(x, state, after, cu, (row - TILES).to(tl.int64), TIME, channel, D, TAPS, BK)
+
+
+@triton.jit
+def _outputs(
+    x, weight, state, y, table, cu, row, TIME, channel, D,
+    TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """y of a tile."""
+    sequence, begin, end, first = tile_bounds(table, cu, row, TIME, BT)
+    if sequence >= 0:
+        in_width = channel < D
+        token = first + tl.arange(0, BT // RUN) * RUN
+        taps = load_taps(weight, channel, in_width, TAPS)
+        rows = ()
+        for i in tl.static_range(TAPS - 1):
+            before = token + (i - (TAPS - 1))
+            rows += (load_inputs(x, state, before, begin, end, sequence, channel, in_width, D, TAPS),)
+        for i in tl.static_range(RUN):
+            now = token + i  # none before the sequence's first: no state
+            rows += (load_inputs(x, None, now, begin, end, sequence, channel, in_width, D, TAPS),)
+            # y_t = act( Σ_i w_i ⊙ x_{t−(k−1)+i} )
+            out = taps_sum(taps, rows, i, TAPS)
+            if SILU:
+                out = out * sigmoid(out)
+            mask = (now < end)[:, None] & in_width[None]
+            tl.store(y + now[:, None] * D + channel[None], out.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _last_inputs(x, state, after, cu, sequence, TIME, channel, D, TAPS: tl.constexpr, BK: tl.constexpr):
+    """after [N, D, TAPS−1]: the last inputs of a sequence, oldest first, from the state where it is too short."""
+    begin, end = sequence_bounds(cu, sequence, TIME)
+    column = tl.arange(0, BK)
+    # x_{T−(k−1)+c} for column c
+    token = end - (TAPS - 1) + column
+    row = load_inputs(x, state, token, begin, end, sequence, channel, channel < D, D, TAPS)
+    place = (sequence * D + channel[None]) * (TAPS - 1) + column[:, None]
+    mask = (column < TAPS - 1)[:, None] & (channel < D)[None]
+    tl.store(after + place, row.to(after.dtype.element_ty), mask=mask)
+
+
+_forward_tuned = Tuned(
+    _forward,
+    [
+        triton.Config({"BD": width, "RUN": run}, num_warps=warps)
+        for width, run, warps in ((64, 8, 2), (64, 16, 2), (128, 32, 2), (256, 32, 2))
+    ],
+    ["D", "TAPS"],
+)
 
 
 # The gradients.
@@ -335,78 +341,75 @@ def short_conv_backward(
     return dx, parts, dstate
 
 
-# The forward pass.
+# One token for every sequence without gradients, as in decoding.
+#
+# A program has the windows of BD channels of one sequence, k inputs each: k−1 from the state and the token. It reads
+# the state once, and writes it once, moved by one.
 
 
 @triton.jit
-def _forward(
-    x, weight, state, y, after, table, cu, TILES, TIME, D,
-    TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    BD: tl.constexpr, RUN: tl.constexpr,
+def _step(
+    x, weight, state, y, after, STRIDE, D,
+    TAPS: tl.constexpr, SILU: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y, or one of the states after, which have the rows of the grid behind those of y.
+    """One token of BD channels of one sequence.
 
-    inputs     x [T, D]; weight [D, TAPS]; state [N, D, TAPS−1] or None
-    outputs    y [T, D]; after [N, D, TAPS−1]
-    layout     table, cu; or None for a batch of sequences of TIME tokens
-    sizes      TILES of y along the tokens; TIME; D channels
-    constants  TAPS; SILU; BT tokens of a tile, in rows of RUN; BK ≥ TAPS − 1; BD channels
+    inputs     x [N, D], rows STRIDE apart; weight [D, TAPS]; state [N, D, TAPS−1] or None
+    outputs    y [N, D]; after [N, D, TAPS−1]
+    constants  TAPS; SILU; BK ≥ TAPS; BD channels a program
     """
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
-    if row < TILES:
-        _outputs(x, weight, state, y, table, cu, row, TIME, channel, D, TAPS, SILU, BT, RUN)
-    else:
-        _last_inputs(x, state, after, cu, (row - TILES).to(tl.int64), TIME, channel, D, TAPS, BK)
+    in_width = channel < D
+    column = tl.arange(0, BK)[None]
+    # window = (state, x_t)
+    token = tl.load(x + row * STRIDE + channel, mask=in_width, other=0.0)
+    window = tl.where(column == TAPS - 1, token[:, None], tl.zeros((BD, BK), token.dtype))
+    place = (row * D + channel)[:, None] * (TAPS - 1) + column
+    if state is not None:
+        before = in_width[:, None] & (column < TAPS - 1)
+        window += tl.load(state + place, mask=before, other=0.0).to(token.dtype)
+    known = in_width[:, None] & (column < TAPS)
+    taps = tl.load(weight + channel[:, None] * TAPS + column, mask=known, other=0.0)
+    # y_t = act( Σ_i w_i ⊙ window_i )
+    out = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=1)
+    if SILU:
+        out = out * sigmoid(out)
+    tl.store(y + row * D + channel, out.to(y.dtype.element_ty), mask=in_width)
+    # state after: the window without its oldest input
+    tl.store(after + place - 1, window, mask=known & (column > 0))
 
 
-@triton.jit
-def _outputs(
-    x, weight, state, y, table, cu, row, TIME, channel, D,
-    TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, RUN: tl.constexpr,
-):  # fmt: skip
-    """y of a tile."""
-    sequence, begin, end, first = tile_bounds(table, cu, row, TIME, BT)
-    if sequence >= 0:
-        in_width = channel < D
-        token = first + tl.arange(0, BT // RUN) * RUN
-        taps = load_taps(weight, channel, in_width, TAPS)
-        rows = ()
-        for i in tl.static_range(TAPS - 1):
-            before = token + (i - (TAPS - 1))
-            rows += (load_inputs(x, state, before, begin, end, sequence, channel, in_width, D, TAPS),)
-        for i in tl.static_range(RUN):
-            now = token + i  # none before the sequence's first: no state
-            rows += (load_inputs(x, None, now, begin, end, sequence, channel, in_width, D, TAPS),)
-            # y_t = act( Σ_i w_i ⊙ x_{t−(k−1)+i} )
-            out = taps_sum(taps, rows, i, TAPS)
-            if SILU:
-                out = out * sigmoid(out)
-            mask = (now < end)[:, None] & in_width[None]
-            tl.store(y + now[:, None] * D + channel[None], out.to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _last_inputs(x, state, after, cu, sequence, TIME, channel, D, TAPS: tl.constexpr, BK: tl.constexpr):
-    """after [N, D, TAPS−1]: the last inputs of a sequence, oldest first, from the state where it is too short."""
-    begin, end = sequence_bounds(cu, sequence, TIME)
-    column = tl.arange(0, BK)
-    # x_{T−(k−1)+c} for column c
-    token = end - (TAPS - 1) + column
-    row = load_inputs(x, state, token, begin, end, sequence, channel, channel < D, D, TAPS)
-    place = (sequence * D + channel[None]) * (TAPS - 1) + column[:, None]
-    mask = (column < TAPS - 1)[:, None] & (channel < D)[None]
-    tl.store(after + place, row.to(after.dtype.element_ty), mask=mask)
-
-
-_forward_tuned = Tuned(
-    _forward,
+_step_tuned = Tuned(
+    _step,
     [
-        triton.Config({"BD": width, "RUN": run}, num_warps=warps)
-        for width, run, warps in ((64, 8, 2), (64, 16, 2), (128, 32, 2), (256, 32, 2))
+        triton.Config({"BD": width}, num_warps=warps)
+        for width, warps in ((64, 2), (128, 4), (32, 1), (256, 4))
     ],
     ["D", "TAPS"],
 )
+
+
+def short_conv_one_token(
+    x: Tensor, weight: Tensor, state: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute `kernels.short_conv` of T = 1, without gradients: one launch.
+
+    x [B, 1, D], weight [D, k], state [B, D, k−1] or None -> y [B, 1, D] and the state [B, D, k−1] in x's dtype.
+    """
+    x = x if x.stride(2) == 1 else x.contiguous()  # a part of a wider projection is read where it lies
+    weight = weight.contiguous()
+    state = None if state is None else state.contiguous()
+    (batch, _, width), taps = x.shape, weight.shape[1]
+    y = torch.empty(batch, 1, width, dtype=x.dtype, device=x.device)
+    after = torch.empty(batch, width, taps - 1, dtype=x.dtype, device=x.device)
+    _step_tuned[lambda meta: (batch, triton.cdiv(width, meta["BD"]))](
+        x, weight, state, y, after, x.stride(0), width, TAPS=taps, SILU=silu, BK=triton.next_power_of_2(taps)
+    )
+    return y, after
+
+
+# The backend.
 
 
 class _ShortConv(torch.autograd.Function):

@@ -15,8 +15,8 @@ from kernels.dispatch import reverse_mode_only, without_autocast
 
 # The decay between the tokens of a chunk, without ever exponentiating a positive number.
 #
-# Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys, rows [M,
-# 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
+# Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys,
+# rows [M, 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
 #
 # Decays are built up from single gates and never divided out again, so that a gate of −30 costs its neighbours no
 # digits. `SharedDecay`, of channels that share a gate, and `ChannelDecay`, of channels with a gate each, both have:
@@ -587,7 +587,7 @@ def _inter_chunk_backward(
     return d_errors, d_after
 
 
-# The public form, as two operators that are opaque to tracing.
+# The backend, as two operators that are opaque to tracing.
 #
 # The lengths of packed sequences are data; and within an operator many chunks share a few buffers, where in a traced
 # graph each would have its own.

@@ -461,8 +461,9 @@ def products_channels(
 #
 #     (I + A·Diag(β))⁻¹ = I − Z·Diag(β)        (I + Diag(β)·A)⁻¹ = I − Diag(β)·Z
 #
-# It is built by doubling: of two neighbouring blocks on the diagonal, Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I −
-# Diag(β₁)·Z₁₁). No power of A is taken, so that equal keys, whose powers grow like binomials, cost no digits.
+# It is built by doubling: of two neighbouring blocks on the diagonal,
+# Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁). No power of A is taken, so that equal keys,
+# whose powers grow like binomials, cost no digits.
 
 
 @triton.jit

@@ -318,7 +318,7 @@ def memory_mixture_one_token(
     return o, final
 
 
-# The public form.
+# The backend.
 
 
 def memory_mixture_triton(

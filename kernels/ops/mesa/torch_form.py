@@ -321,7 +321,7 @@ def _square(r: Tensor) -> Tensor:
     return torch.bmm(r.mT, r).clamp_min_(torch.finfo(r.dtype).tiny)
 
 
-# The public form.
+# The backend.
 
 CHUNK = 32
 """Tokens a chunk. A longer one means fewer states to keep and more work a token."""

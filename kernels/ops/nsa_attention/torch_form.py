@@ -424,7 +424,7 @@ def _selected(q: Tensor, pair: Pair, blocks: Tensor, sizes: Sizes, scale: float)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
 
 
-# The public form, as two operators that are opaque to tracing.
+# The backend, as two operators that are opaque to tracing.
 #
 # Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
 # operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.

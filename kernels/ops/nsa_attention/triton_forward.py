@@ -377,7 +377,7 @@ def block_topk(
 
 # The selected blocks: attention of every query to the tokens of its chosen blocks, the heads of a group together.
 #
-#     o_t = Σ_s p_ts·v_s,   p_ts = 2^(a_ts − lse_t),   a_ts = scale·log₂e · q_t·k_s     over s ≤ t in the blocks of S_t
+#     o_t = Σ_s p_ts·v_s,   p_ts = 2^(a_ts − lse_t),   a_ts = scale·log₂e · q_t·k_s   over s ≤ t in the blocks of S_t
 #
 # A program has one query with the G heads of one KV head, at least 16 rows for the tensor cores, and walks over the
 # tokens of its list of blocks.

@@ -487,7 +487,7 @@ def path_flops(
     return scores + sequences * (kv_heads * carried + inside)
 
 
-# The public form, as two operators that are opaque to tracing.
+# The backend, as two operators that are opaque to tracing.
 #
 # Their loops over blocks would be traced once a pair of blocks, and the lengths of packed sequences are data: so
 # `torch.compile` and the meta device see operators with a shape, a gradient and a cost.

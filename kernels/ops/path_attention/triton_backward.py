@@ -315,8 +315,8 @@ near_key_value_gradients, far_key_value_gradients = at_scales(
 
 # Back through the prepared blocks, block by block: the formulas of `prepare_backward` in torch_form.py.
 #
-# inner_back    a block and query head      dS inside the block, d of passed, dq, and of every token the sums of dS over
-#                                           its keys less those over its queries
+# inner_back    a block and query head      dS inside the block, d of passed, dq, and of every token the sums of dS
+#                                           over its keys less those over its queries
 # gate_back     a sequence and query head   dg_s = Σ of those over the tokens from s on: what stays is Σ_{i ≥ s > j}
 #               dS_ij
 # group_back    a block, KV head and tile   the query heads' sums: dU, and the parts of dk and dw that no C × C system

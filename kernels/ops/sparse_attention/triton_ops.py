@@ -224,7 +224,7 @@ key_gradients_tuned = Tuned(
 )
 
 
-# The public form.
+# The backend.
 
 MOST_HEADS = 64
 """Query heads of a program; a larger group takes several."""

@@ -408,7 +408,7 @@ def put_back(
     return _PutBack.apply(there, weight, timelines, shape)
 
 
-# The public form.
+# The backend.
 
 
 def timeline_attention_triton(
