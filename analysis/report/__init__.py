@@ -1,11 +1,8 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-content.py         the content of a report, gathered once
-summary.py         its sentences (the first: analysis.comparing.verdicts)
-report_columns.py  the columns of its tables;  layouts.py: quality and balance of named layouts
-samples.py         continuations side by side;  task_page.py: a row a model and a column a synthetic task
-page.py            content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
-rendering.py       what their templates share;  inline_svg.py: figures inside index.html
+content.py   the content of a report, gathered once: its sentences, figures, and continuations side by side
+columns.py   the columns of its tables: comparison, runs, synthetic tasks, named layouts
+page.py      content -> index.html;  markdown.py: -> report.md;  latex.py: -> tables/*.tex
 """
 
 from __future__ import annotations

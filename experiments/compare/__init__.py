@@ -1,10 +1,8 @@
-"""Comparing models fairly: settings selected for each on the validation split, then confirmed with other seeds.
+"""A fair comparison of models: settings selected for each on the validation split, then confirmed with other seeds.
 
-compared_models.py        models that a sweep's grid cannot name
-rates.py                  a grid of learning rates and how it grows;  trials.py: one selection run and its outcome
-halving.py                only the better half of the settings goes on;  seeds.py: further seeds of the best settings
-select.py                 the first stage;  confirm.py: the second
-length_generalization.py  scores beyond the trained length
-time_estimate.py          core-minutes that a comparison takes, before it runs
+select.py                 both stages: trials that select each model's settings, and the runs that confirm them
+trials.py                 one run of the selection, and its outcome
 selection_record.py       the record of the selection, results/NAME/selection.csv
+time_estimate.py          how long a comparison will take, from a few timed steps
+length_generalization.py  scores of confirmed runs beyond the trained length
 """

@@ -1,4 +1,13 @@
-"""Data to train on: text (sources, tokenizers, a memory-mapped cache) or a synthetic task; their batches."""
+"""Data to train on, as batches: text (read, tokenised and kept in a memory-mapped cache) or a synthetic task.
+
+config.py        the `data` node of the configuration
+sources/         where texts come from;  tokenizers.py: how they become tokens
+corpus.py        a text as models are trained on it;  cache.py: folders that are made once
+scoring_text.py  a text that a model is only scored on
+tasks_base.py    what a synthetic task is, and all of them;  tasks/: one file a task
+task_set.py      a task as a data set
+batches.py       training batches of text, and evaluation windows
+"""
 
 from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig, resolve_task

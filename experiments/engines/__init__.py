@@ -1,15 +1,19 @@
 """Engines: what runs the cells of a sweep. `sweep.engine` names one; each is a file of this folder.
 
-Every engine runs cells by `execute`, on the run folder that its plan names, under that folder's lock, so that two
-sweeps of two engines compute no cell twice, and whether a cell is done is told by the folder alone.
+engine.py            the interface of engines, and cells as files that another process reads
+pool.py              `pool`: processes of this machine;  preloaded_worker.py: forks that need no imports
+slurm.py             `slurm`: one job a cell
+ray_engine.py        `ray`: one task a cell
+command_list.py      `list`: a file with one command a cell
+
+Every engine runs cells by `execute` in the run folder that the plan names, under the lock of that folder. So two
+sweeps with two engines never compute a cell twice, and the folder alone says whether a cell is done.
 """
 
 from __future__ import annotations
 
 from experiments.engines.engine import Engine
 from experiments.planning.plan import Plan
-
-# The engine that a configuration names.
 
 
 def make_engine(plans: list[Plan]) -> Engine:

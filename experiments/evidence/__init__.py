@@ -1,13 +1,12 @@
 """Measurements behind the ledger of claims that need no training: identities, counts and short timings on a CPU.
 
-A file in this folder registers functions by the claim's number (its row in the ledger, see analysis/evidence/claims):
+A file in this folder registers functions by the claim's number (its row in the ledger, see analysis/evidence):
 
     @measure(1)
     def cayley() -> Iterator[Number]:
         yield bounded("error of QᵀQ = I", error, 1e-12)
 
-Every file is found by itself. What a number means for a claim is decided in analysis/evidence/claims, from the number
-alone.
+Every file is found by itself. analysis/evidence/claims decides what a number means for a claim, from it alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The ledger of claims: what the source documents claim, what was measured, and the verdict that follows.
 
-    from analysis import ledger
+    from analysis.evidence import ledger
     evidence = ledger.Evidence(measured, [Path("results/published")])    # measured: rows of experiments.evidence
     entries = [ledger.judge(claim, evidence) for claim in ledger.chosen([1, 13])]
 
-The claims are files in analysis/evidence/claims; `rules` says how a verdict follows from numbers.
+entries.py  a claim, the evidence for it, and numbers of trained models
+rules.py    how a verdict follows from numbers, and whether they agree with a published ledger
+page.py     the ledger as tables, as a page, as Markdown, and as lines for a terminal
 """
 
 from analysis.evidence.ledger.entries import Claim, Evidence, chosen, known_claims

@@ -1,4 +1,9 @@
-"""Sources of text. Adding one is a file here with a `@register_source` class, and its import below."""
+"""Sources of text. Adding one is a file here with a `@register_source` class, and its import below.
+
+base.py      the interface of a source, and the table of all sources
+pydocs.py    the prose that ships with Python, the default;  wikitext.py: WikiText-103 and WikiText-2
+text.py      your own text;  folders.py: its files and splits;  tables.py: texts in a column of a table
+"""
 
 from experiments.data.sources import pydocs, text, wikitext
 from experiments.data.sources.base import (
