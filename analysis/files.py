@@ -1,4 +1,4 @@
-"""Atomic writing of files: a file is complete or not there."""
+"""What pages and tables of this package share: files written whole or not at all, errors, formats of numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Words of command lines that a page or a message tells to give.
+# Words of command lines, as a page or a message shows them.
 
 
 def word(key: str, text: str) -> str:
@@ -44,7 +44,7 @@ def _read_plainly(override: str) -> object:
         return None
 
 
-# Errors of analysis.
+# Errors.
 
 
 class ResultsError(ValueError):
@@ -62,6 +62,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ResultsError:
     meant = f"did you mean '{close[0]}'? There" if close else "there"
     return ResultsError(f"no {kind} '{name}'; {meant} are {', '.join(names)}")
 
+
+# Atomic writing: a file is complete or not there.
 
 _PARTIAL = ".partial"
 _ENCODINGS = ("PLAIN", "BYTE_STREAM_SPLIT")  # beside a dictionary
@@ -154,7 +156,7 @@ def refuse_link(folder: Path) -> None:
         )
 
 
-# Formatting of numbers and texts; a missing value is always "–".
+# Formats of numbers and texts; a missing value is always "–".
 
 MISSING = "–"
 

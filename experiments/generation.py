@@ -1,4 +1,4 @@
-"""The prompts of job=generate: given as keys, or read from a file."""
+"""Text from a trained model: prompts are read and continued, up to a stop sequence, and the speed is measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo.errors import UserError
 from zoo.generate import ENDED
 from zoo.tokenization import Tokenizer
 
-# The text of a sequence that is being generated: whole characters, up to a stop sequence.
+# Text while it is generated: whole characters, up to a stop sequence.
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
@@ -76,7 +76,7 @@ class Continuation:
             self.text, self.ended = self.text[: min(places)], True
 
 
-# Continuing prompts with a trained model, and the speed of prefill and decoding.
+# Continuing prompts, and the speed of prefill and decoding.
 
 _REMEDY = "give shorter prompts, fewer generate.tokens, or a smaller generate.batch_size or generate.chunk"
 
@@ -177,6 +177,8 @@ def continue_prompts(
             show(made)
     return made
 
+
+# The prompts of job=generate: given as keys, or read from a file.
 
 STANDARD_INPUT = "-"
 

@@ -1,4 +1,8 @@
-"""Tables in a run's folder whose rows are of a split: those of one split can be written anew without the others."""
+"""Run folders: where a run lives, whether it is complete, who works on it, its metric rows; and its model, loaded.
+
+A run is found by its content: its folder is results/NAME/HASH, where the hash covers what can change its result (the
+blocks it uses, the data's content, the recipe, the seed) and nothing else. It is complete when summary.json exists.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,7 @@ from zoo.io import CARD, WEIGHTS, read_card
 from zoo.model import LanguageModel
 from zoo.tokenization import Tokenizer
 
-# Run folders: where a run lives, whether it is complete, who is working on it, and its metric rows (metrics.csv).
-#
-# A run is found by its content: its folder is results/NAME/HASH, where the hash covers what can change its result (the
-# blocks it uses, the data's content, the recipe, the seed) and nothing else. It is complete when summary.json exists.
+# Folders and metrics.csv.
 
 SUMMARY, FAILURE, CONFIG, IDENTITY, BLOCK_FILES, METRICS = (
     "summary.json",
@@ -370,7 +371,7 @@ def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Cor
     return corpus
 
 
-# Finding a run's weights: the best in its folder, others in weights/step-N, the newest in its checkpoints.
+# A run's weights: the best in its folder, others in weights/step-N, the newest in its checkpoints.
 
 FOLDER = "weights"
 BEST, LAST = "best", "last"
@@ -429,6 +430,9 @@ def _last(run: Path, found: dict[int, Path]) -> int:
 def _step(path: Path) -> int:
     digits = path.stem.removeprefix("step-")
     return int(digits) if digits.isdigit() else 0
+
+
+# Tables with rows by split: those of one split can be written anew without the others.
 
 
 def write_splits(path: Path, columns: Sequence[str], scored: Mapping[str, Iterable[Sequence[Any]]]) -> None:

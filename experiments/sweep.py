@@ -1,4 +1,4 @@
-"""What a command would train, and how far its runs are (dry=true)."""
+"""Sweeps: cells are checked all at once and handed to an engine; what a sweep shows, and what it would train."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from experiments.runs import RunFailed, RunPaused
 from experiments.system.processes import MIN_SECONDS
 from zoo.errors import UserError
 
-# The terminal display of a sweep: a progress bar, a line a finished cell, and the cells' names.
+# On the terminal: a progress bar, a line a finished cell, and the cells' names.
 
 
 def cell_names(plans: list[Plan]) -> dict[str, str]:
@@ -123,7 +123,7 @@ class SweepDisplay:
         self.bar.refresh()
 
 
-# Training the cells of a sweep: checked all at once, then handed to an engine (experiments.engines).
+# Training the cells (experiments.engines runs them).
 
 
 def run_sweep(configs: list[Config]) -> None:
@@ -280,6 +280,9 @@ def _result(planned: Plan) -> str:
         return "done"
     more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
     return f"done: test loss {test['loss']:.4f}, {more}"
+
+
+# dry=true: what a command would train, and how far its runs are.
 
 
 def list_cells(configs: list[Config]) -> None:

@@ -260,7 +260,7 @@ def _shift(x: Tensor, shard: Shard, by: int) -> Tensor:
     return arrived
 
 
-# Sums over ranks: of losses and their parts, which every rank then computes with alike, and of gradients.
+# Sums over ranks: losses and their parts, with which every rank computes alike, and gradients.
 
 
 def total(x: Tensor, shard: Shard) -> Tensor:
@@ -354,10 +354,10 @@ class _Swap(torch.autograd.Function):
 
 # Operations across tokens, computed on a shard; mixers ask `Context` for them, which has the shapes.
 #
-# Queries are a rank's own and keys all that came before (`by_keys`: attention, selection); a head needs all time at
-# once (`by_heads`: paths, timelines); a convolution reads the last inputs of the rank before (`inputs_before`), a
-# recurrence the state after them (`delta_state_before`, `mesa_state_before`); what knows nothing of shards computes the
-# `whole`.
+# Queries are a rank's own, keys all that came before (`by_keys`: attention, selection). A head may need all time at
+# once (`by_heads`: paths, timelines). A convolution reads the last inputs of the rank before (`inputs_before`), a
+# recurrence the state after them (`delta_state_before`, `mesa_state_before`). What knows nothing of shards computes
+# the `whole`.
 
 Losses = dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and checkpoints as folders of shards."""
 
 from __future__ import annotations
 

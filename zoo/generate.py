@@ -68,6 +68,8 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter(-1, index, kept)
 
 
+# Generating.
+
 CHUNK = 2048
 """Tokens of a prompt that are read at once: memory beside the state is that of so many tokens."""
 

@@ -18,7 +18,7 @@ from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of, on_meta
 
-# The model that others are matched with, and how close a match is.
+# The reference, and how close a match is.
 
 TOLERANCE = 0.01
 """The relative difference up to which two numbers are matched."""
@@ -38,7 +38,7 @@ def with_options(config: ModelConfig, part: str, block: str, **options: int) -> 
     return dataclasses.replace(config, **{part: dataclasses.replace(node, **{block: changed})})
 
 
-# Equal parameters or FLOPs by the channel mixer's hidden width.
+# Parameters or FLOPs: by the hidden width of the channel mixer.
 
 CLOSE = 0.005
 """The relative error below which a width divisible by 8 (fast on GPUs) is taken; then one divisible by 4, by 2."""
@@ -157,7 +157,7 @@ def _cached(config_json: str, seq_len: int, length: int | None) -> float:
     return cost.flops_per_token(model, length) - 2 * config.d_model * _VOCAB
 
 
-# Decode-state bytes of single layers, and the widths at which a layer's state comes near a given size.
+# Decode state of single layers, and the widths at which it comes near a given size.
 
 FARTHEST = 0.1
 """The share by which a layer's state may differ from its part, where layers of another kind make up for it."""
@@ -271,7 +271,7 @@ def _roughness(width: int) -> int:
     return next((rank for rank, step in enumerate((8, 4, 2)) if width % step == 0), 3)
 
 
-# Equal decode state by the mixers' head widths.
+# Decode state: by the head widths of the mixers.
 
 Combination = tuple[Choice, ...]
 

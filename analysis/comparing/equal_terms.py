@@ -1,4 +1,4 @@
-"""Terms of a comparison: those that were equal for its models, and those that were not."""
+"""The terms of a comparison: which settings and sizes were equal for its models, and which were not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pandas as pd
 from analysis.files import deviation, engineering, listing, whole
 from analysis.loading.tables import series_names
 
-# Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
+# Sizes: parameters beside the embedding, FLOPs a token and decode state, compared with those of a reference.
 #
-# Models are drawn together and compared within an experiment and a synthetic task, at one depth and width. The
-# reference is the plain transformer (attention, plain residual, SwiGLU in every layer); where there is none, the only
-# model with attention in every layer, else the one whose number of parameters the most others share.
+# Models are compared within an experiment and a synthetic task, at one depth and width. The reference is the plain
+# transformer (attention, plain residual, SwiGLU in every layer); without one, the only model with attention in every
+# layer; else the model whose number of parameters most others share.
 
 MATCHED = 0.01
 """Models whose numbers differ by no more than this share are matched."""
@@ -28,9 +28,8 @@ WHAT = {
 STATES = ("state_bytes_1024", "state_bytes_8192", "state_bytes_131072")
 STATE_OF_TASK = ("state_bytes_context",)
 _SIZE = ("depth", "d_model")
-# Names stand here because the reference is a choice that no summary states: masks, families and numbers of streams are
-# those of other blocks too (MLA's mask is causal as well, and the identity scheme's streams do not mix either). These
-# are the blocks of the preset `transformer`; variants of it (QK-norm) count, by whatever name they are called.
+# No summary says which model is the reference, so its blocks are named here. Masks, families and numbers of streams
+# would not do: other blocks share them. Variants of these blocks (QK-norm) count, whatever they are called.
 _PLAIN_LETTER = "F"
 _PLAIN = {"residual": "add", "channel": "swiglu"}
 
@@ -182,6 +181,9 @@ def match_text(runs: pd.DataFrame) -> str:
         for match, length in known.itertuples(index=False)
     )
     return f"widths were solved for {listing(each)} (match); "
+
+
+# Terms in words: what was equal, what was not, and where the learning rates come from.
 
 
 class Equality(NamedTuple):

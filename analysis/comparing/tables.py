@@ -1,4 +1,4 @@
-"""Models and synthetic tasks: right answers of every model on every task, and what is shown of the differences."""
+"""The tables of a comparison: one row a model, and, for synthetic tasks, one row a model and task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from analysis.loading.probes import sweeps_as_models, with_selection
 from analysis.loading.results import Results
 from analysis.statistics import estimate
 
-# The comparison table: one row per model with means and intervals over seeds, best model first.
+# The comparison table: one row a model with means and intervals over seeds, best model first.
 
 ESTIMATED = (
     "test_accuracy",
@@ -240,6 +240,8 @@ BETTER, WORSE, AHEAD, BEHIND, TIED, BASELINE, UNKNOWN = (
     *("not shown to differ", "baseline", "not compared"),
 )
 """What is known of a model beside the baseline."""
+
+# The table of synthetic tasks: right answers of every model on every task, and the shown differences.
 
 TASK_COLUMNS = (
     *("run", "model", "color", "seed", "task", *LEVELS, "accuracy", "rank_best"),

@@ -1,7 +1,7 @@
-"""Differences of models from a baseline, and those of them that are verdicts.
+"""The verdicts of a comparison: which models differ from the baseline, by how much, and the answer in sentences.
 
-Models are compared in families: those of one experiment, one depth and, of synthetic tasks, one task, each at its best
-learning rate; of a task by the share of answers that are wrong.
+Models are compared in families: those of one experiment, one depth and, for synthetic tasks, one task, each at its
+best learning rate. Of a task the share of wrong answers is compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from analysis.statistics import (
     spread_of,
 )
 
-# The test that models have learned a synthetic task: where none has, its setting does not count (docs/tasks.md).
+# Whether models have learned a synthetic task: where none has, its setting does not count (docs/tasks.md).
 
 LEARNED = 0.95
 """A model has learned a task where so many answers of the test split are right, on average over its seeds."""
@@ -48,6 +48,8 @@ def any_learned(runs: pd.DataFrame) -> bool:
     """Return whether a model of these runs, all on one task, has learned it."""
     return bool((accuracies(runs) >= LEARNED).any())
 
+
+# Families of models, and their differences from the baseline.
 
 SEEDS = 3
 """A verdict needs so many seeds of both models."""
@@ -214,7 +216,7 @@ def lead_reasons(models: pd.DataFrame, counts: pd.Series, metric: str) -> list[s
     return [reason for reason, holds in reasons.items() if holds]
 
 
-# Levels to read a synthetic task's accuracies beside: chance, copying without a key, a memory of training.
+# Levels beside a synthetic task's accuracies: chance, copying without a key, a memory of training.
 
 LEVELS = {"chance": "chance", "shortcut": "copying", "memorised": "memory"}
 """Columns of ``Results.runs`` with the levels of a run's task, and the word for each; equal for all seeds."""
@@ -246,7 +248,7 @@ def levels_text(levels: dict[str, float], digits: str = ".3f") -> str:
     return ", ".join(f"{word} {share:{digits}}" for word, share in levels.items())
 
 
-# Uncertainty that the choice of the test text adds to a comparison, where runs were scored by document.
+# What the choice of the test text adds to the uncertainty, where runs were scored by document.
 
 FEWEST = 20
 """Documents, counted as if of equal length, below which intervals over documents are too short (docs/comparing.md)."""
@@ -324,7 +326,7 @@ def caveats(runs: pd.DataFrame, documents: pd.DataFrame) -> list[str]:
     ]
 
 
-# The answer of a comparison in sentences: who differs from the baseline, who does not, and what was equal.
+# The answer in sentences.
 
 UNITS = {"test_bits_per_byte": "bits/byte", WRONG: "of the answers"}
 SMALL = 0.01

@@ -1,6 +1,6 @@
-"""The columns of ``Results.runs`` and ``Results.metrics``, each documented once.
+"""The columns of ``Results.runs`` and ``Results.metrics``, each documented once; blocks and labels of models in them.
 
-The loader reads ``source`` (a path in summary.json), the README prints the tables, the tests compare both.
+The loader reads ``source`` (a path in summary.json), the README prints the tables, and the tests compare both.
 """
 
 from __future__ import annotations
@@ -327,11 +327,11 @@ def markdown(columns: tuple[Column, ...]) -> str:
     return head + "".join(rows)
 
 
-# Descriptions of blocks in the summaries of runs: title, colour, mask, choice and sketch.
+# Blocks, as the summaries of runs describe them.
 #
-# A block of summary.json has letter, name, title, family, color and mask and, where its author gave them, ``choice`` (a
-# noun for what its router chooses: "timeline") and ``sketch`` (rows of boxes, `analysis.plotting.sketches`). What is
-# missing, as in older summaries, follows from the mask.
+# A block of summary.json has letter, name, title, family, color and mask, and, where its author gave them, ``choice``
+# (a noun for what its router chooses: "timeline") and ``sketch`` (rows of boxes, `analysis.plotting.sketches`). What
+# is missing, as in older summaries, follows from the mask.
 
 NOUNS = {"timeline": "timeline", "memories": "memory", "recurrent": "memory"}
 """Nouns for the choices of a router, by the mask of its block."""

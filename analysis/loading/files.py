@@ -1,6 +1,6 @@
-"""Sources of the rows of runs: a file in every run's own folder, or the files of an exported folder.
+"""Files of runs: finding run folders, reading one of them, and reading exported folders, which hold many runs.
 
-`Results.to_parquet` exports: runs.parquet, metrics.parquet and the tables of probes, over all runs, in one folder.
+`Results.to_parquet` exports runs.parquet, metrics.parquet and the tables of probes, over all runs, into one folder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import pandas as pd
 
 from analysis.loading.columns import METRIC_KEYS, RATES, RUN_COLUMNS, SETTING_COLUMNS
 
-# Reading files inside a folder without following symbolic links out of it.
-#
-# Results may come from strangers, and a report carries texts and tables of every run's folder with it. The folder that
-# was asked for is trusted, even if it is itself a link; a path below it is read only if no link leads out of it.
+# Reading without following links out of a folder. Results may come from strangers, and a report shows texts of every
+# run's folder. The folder that was asked for is trusted, even if it is a link; links below it may not lead out of it.
 
 LARGEST = 2**28
 """Bytes above which a file is not accepted as a run's: the largest that a run writes have some millions."""
@@ -57,7 +55,7 @@ def read_text(folder: Path, name: str, largest: int = LARGEST, errors: str = "st
     return own_file(folder, name, largest).read_text(encoding="utf-8", errors=errors)
 
 
-# Finding run folders and reading one of them.
+# Run folders.
 
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
@@ -277,6 +275,8 @@ def _without(keys: tuple[str, ...], value: Any) -> Any:
         return [_without(keys, item) for item in value]
     return value
 
+
+# Sources of rows: a file in every run's own folder, or the files of an exported folder.
 
 EXPORTED_METRICS = "metrics.parquet"
 # Exceptions raised by reading a damaged or foreign file; pyarrow's errors are subclasses of these.

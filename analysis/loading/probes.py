@@ -1,4 +1,4 @@
-"""Routes and assignments of routers, joined with the columns of their runs that figures need."""
+"""Rows as figures need them: probes' measures and routes joined with their runs, and sweeps of rates as one model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analysis.loading.columns import DEFAULT_NOUN, RATES, labels, nouns, short_n
 from analysis.loading.results import Results, advice
 from analysis.loading.tables import model_names
 
-# Training steps of the weights that were probed.
+# The training steps of the weights that were probed.
 
 
 def probed_steps(results: Results, runs: Collection[str] = ()) -> pd.Series:
@@ -135,7 +135,7 @@ def validation_losses(results: Results) -> pd.Series:
     return runs.join(lowest.rename(SELECTING), on=["experiment", "run"])[SELECTING]
 
 
-# Rows of the probes' table `measures`, joined with the columns of their runs that figures need.
+# Rows of the table `measures`.
 
 SUMMARY = ""
 """Value of `axis` in rows over all positions; in rows of buckets `axis` names the unit of start and end."""
@@ -177,6 +177,9 @@ def select_axis(rows: pd.DataFrame, axis: str | Mapping[str, str]) -> pd.DataFra
     """
     wanted = axis if isinstance(axis, str) else rows["measure"].map(axis)
     return rows[rows["run"].isna() | (rows["axis"].fillna(SUMMARY) == wanted)]
+
+
+# Routes and assignments of routers.
 
 
 def routing_rows(results: Results, name: str) -> pd.DataFrame:

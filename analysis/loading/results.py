@@ -1,4 +1,4 @@
-"""Loading the results of runs into pandas frames."""
+"""`load_results` and `Results`: the runs of some folders as pandas frames, with the tables that probes wrote."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ from analysis.loading.files import (
 )
 from analysis.loading.tables import SPLIT_TABLES, plausible_mfu, read_metrics, read_split_table, task_names
 
-# Tables that probes wrote into a run's folder probes/, as frames.
-#
-# `results.table("measures")` gives one frame over all runs; each row names its run.
+# Tables of a run's folder probes/. `results.table("measures")` gives one frame over all runs; each row names its run.
 
 FOLDER = "probes"
 RECORD = "probes.json"
@@ -245,6 +243,8 @@ def _typed(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
     whole = frame.assign(**dict.fromkeys(absent))
     return whole[[c.name for c in columns]].astype({c.name: c.dtype for c in columns})
 
+
+# All results of some runs.
 
 PathLike = str | os.PathLike
 LONGEST = 2**20

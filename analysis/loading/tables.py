@@ -1,7 +1,7 @@
-"""Synthetic tasks of runs: what they are called, and runs of one model on several of them.
+"""Tables beside summaries: metrics, benchmarks, the selection of job=compare, scores by document, answer and length.
 
-A run of a task has its name and options as its training set, `mqar (length 32, pairs 4)`, and the task's name as the
-last word of its own name, `kda mqar`.
+Last come synthetic tasks. A run of a task has its name and options as its training set, `mqar (length 32, pairs 4)`,
+and the task's name as the last word of its own name, `kda mqar`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from analysis.files import NoData
 from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS, RATES, labels, short_names
 from analysis.loading.files import EXPORTED_METRICS, NOT_RUNS, Key, Source, gather, keyed, read_text, sources
 
-# Reading the tables that job=bench writes.
+# Tables of job=bench.
 
 
 def read_bench(path: Path, columns: Iterable[str], numbers: Iterable[str]) -> pd.DataFrame:
@@ -41,7 +41,7 @@ def read_bench(path: Path, columns: Iterable[str], numbers: Iterable[str]) -> pd
     return rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numbers})
 
 
-# The metric rows of all runs as one frame: documented and auxiliary columns, numbers as numbers.
+# Metric rows of all runs: documented and auxiliary columns, numbers as numbers.
 
 _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
 
@@ -141,9 +141,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     return typed.assign(mfu=plausible_mfu(typed["mfu"]))
 
 
-# The record of job=compare's selection, selection.csv beside the runs that confirm it.
-#
-# Made by experiments/compare/selection_record.py, whose docstring gives the columns.
+# The selection of job=compare: selection.csv, whose columns experiments/compare/selection_record.py describes.
 
 FILE = "selection.csv"
 _TEXTS = ("task", "model", "color", "settings", "run", "status", "edge", "confirmed_by")
@@ -212,11 +210,11 @@ def caveats(selection: pd.DataFrame) -> list[str]:
     return found
 
 
-# Scores of every run by document, by answer and by length, documents.csv, answers.csv and lengths.csv in its folder.
+# Scores by document, by answer and by length, in documents.csv, answers.csv and lengths.csv of a run's folder.
 #
-# Made by experiments/scoring/text.py, experiments/scoring/tasks.py and
-# experiments/compare/length_generalization.py, whose docstrings give the columns; runs on text have the first, runs of
-# synthetic tasks the second, those that were asked for longer sequences the third, and runs of before these none.
+# experiments/scoring/text.py, experiments/scoring/tasks.py and experiments/compare/length_generalization.py describe
+# their columns. Runs on text have the first, runs of synthetic tasks the second, and the third if longer sequences
+# were asked for; old runs have none.
 
 
 class SplitTable(NamedTuple):
@@ -285,6 +283,8 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
         raise ValueError(f"an axis is none of {', '.join(table.axes)}")
     return pd.concat([*keys, frame], axis=1)
 
+
+# Synthetic tasks: what they are called, and runs of one model on several of them.
 
 _OPTION = re.compile(r", (?=\w+ )")
 

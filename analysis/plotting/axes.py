@@ -1,4 +1,4 @@
-"""Axes of lengths, layers, bytes and rows; lines with bands and means with intervals."""
+"""Axes and panels: axes of lengths, layers, bytes and rows, lines with bands, panels by depth and by task."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def log_gains(axes: Axes) -> None:
     plain_log_ticks(axes.yaxis, (1.0, 3.0))
 
 
-# Figures of synthetic tasks: a panel a task with the level of chance, and what their captions share.
+# Panels by synthetic task, with the level of chance, and what their captions share.
 
 SHARE = "right answers (share)"
 LOSS = "loss (nats/answer)"

@@ -1,4 +1,4 @@
-"""Diagrams of mixers as rows of boxes from the input down to the output.
+"""Diagrams of mixers: rows of boxes from the input down to the output, and schematic attention masks.
 
 ↻ marks a state that is carried from token to token.
 """
@@ -14,10 +14,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from analysis.plotting.style import INK
 
-# Schematic attention masks of sixteen tokens, one for every kind of mixer.
+# Masks of sixteen tokens, one for every kind of mixer.
 #
-# A pattern gives, for query t and key s ≤ t, a strength in [0, 1] (0: out of reach) and the group that the cell belongs
-# to (a timeline, a memory, a branch; 0 where there is one only).
+# A pattern gives, for query t and key s ≤ t, a strength in [0, 1] (0: out of reach) and the group of the cell (a
+# timeline, a memory, a branch; 0 where there is only one).
 
 Cell = tuple[float, int]
 TOKENS = 16
@@ -105,6 +105,8 @@ def cells(mask: str) -> list[tuple[int, int, float, int]]:
     pattern = PATTERNS.get(mask, nothing)
     return [(t, s, *pattern(t, s)) for t in range(TOKENS) for s in range(t + 1)]
 
+
+# Diagrams.
 
 Place = tuple[float, float]
 

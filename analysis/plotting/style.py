@@ -1,6 +1,6 @@
-"""One style for every figure: fonts, sizes, colours, and files that come out the same byte for byte.
+"""One style for every figure: fonts, sizes, colours, captions, legends, and files that are the same byte for byte.
 
-Figures are built without pyplot, so they need no display and leave no global state behind.
+Figures are built without pyplot: they need no display and leave no global state behind.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def figure_note(figure: Figure, text: str) -> None:
         figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
 
 
-# Sentences that captions share: seeds and texts, bands and dots, models without data.
+# Captions: seeds and texts, bands and dots, models without data.
 
 QUOTED = 160
 """So many characters of a sentence are quoted in a caption."""

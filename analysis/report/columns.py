@@ -1,4 +1,4 @@
-"""The table of a report with a row a model and a column a synthetic task."""
+"""Columns of a report's tables, for HTML, Markdown and LaTeX alike: comparison, runs, synthetic tasks, layouts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from analysis.loading.results import Results
 from analysis.plotting.style import split_text, table_styles
 from analysis.statistics import estimate
 
-# The two tables of the HyperGraph report over named layouts: quality, and balance of the routers.
+# Named layouts, the two tables of the HyperGraph report: quality, and balance of the routers.
 
 _SCORES = ("layout", "pattern", "test_loss", "test_loss_ci", "test_perplexity")
 
@@ -108,7 +108,7 @@ def _notes(row: tuple, table: pd.DataFrame) -> str:
     return f"best {listing(found)}" if found else ""
 
 
-# Columns of a report's two tables, shared by the HTML, Markdown and LaTeX formats.
+# Columns of the comparison and of the table of runs.
 
 
 @dataclass(frozen=True)
@@ -355,6 +355,8 @@ def sort_key(field: Field, row: Any) -> str:
     value = getattr(row, field.sort)
     return "" if pd.isna(value) else repr(float(value))
 
+
+# The table of synthetic tasks: a row a model, a column a task.
 
 _COUNTED = {
     BETTER: "better on",

@@ -1,4 +1,4 @@
-"""Content of a report in any format, gathered once from the results."""
+"""The content of a report in any format, gathered once from the results: sentences, figures, continuations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from analysis.loading.results import Results, records
 from analysis.plotting.style import seeds_text, series_styles
 from analysis.report.columns import Field, Layouts, TaskPage, comparison, layouts, run_fields, task_page
 
-# Samples of the compared models after the same prompts, side by side.
+# Continuations of the compared models after the same prompts, side by side.
 
 KEYS = ["prompt", "temperature", "sample_seed"]
 
@@ -91,7 +91,7 @@ def _printable(text: object) -> str:
     return files.MISSING if pd.isna(text) else files.pictured(str(text))
 
 
-# Text of a report about its runs: title, paragraph, machines, versions, missing parts.
+# Sentences about the runs: title, paragraph, machines, versions, missing parts.
 
 
 def title(runs: pd.DataFrame) -> str:
@@ -225,6 +225,9 @@ def missing(runs: pd.DataFrame, figures: list[ReportFigure]) -> list[str]:
     if runs["gpu"].isna().all():
         found.append("Speed on a GPU: none of these runs used one.")
     return found
+
+
+# All of it.
 
 
 class Section(NamedTuple):

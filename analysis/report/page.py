@@ -34,7 +34,7 @@ def inline(svg: str, name: str) -> str:
     return _IDS.sub(rf"\g<1>{name}-", _SIZE.sub("", opening) + end + rest).strip()
 
 
-# The Jinja environment that the templates of all formats share.
+# The environment of the templates of all formats.
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
@@ -64,6 +64,9 @@ def environment(*, autoescape: bool) -> Environment:
         "count": content.count,
     }
     return jinja
+
+
+# The page.
 
 
 def render(content: Content) -> str:

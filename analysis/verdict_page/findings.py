@@ -1,4 +1,4 @@
-"""Findings of probes inside the models of a verdict: sentences, each a number a model with its interval over seeds."""
+"""The findings of a verdict, one sentence each: where a block is better, worse or equal, always from a number."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _type(column: str) -> str:
     return "str" if column in _TEXTS else "int64" if column in _WHOLE else "float64"
 
 
-# Findings of a verdict: sentences that say in what a block is better, worse or equal, each from a number.
+# Findings from sizes and speeds.
 
 BETTER, WORSE, LEAD, EQUAL, UNLEARNED = "better", "worse", "lead", "equal", "unlearned"
 CLOSE = 0.01
@@ -184,7 +184,7 @@ def broken_sentences(broken: pd.DataFrame) -> list[str]:
     ]
 
 
-# Findings from the runs of a verdict: the block's losses beside those of the transformer and of its relative.
+# Findings from losses: the block's beside those of the transformer and of its relative.
 
 TESTS = (
     "On a text or task the intervals of all models' differences from one of them hold together (Dunnett's test, or "
@@ -295,6 +295,8 @@ def _interval(family: Family, row: pd.Series, peer: str) -> str:
         return f" beside {peer}"
     return ", 95 % intervals" if family.metric == WRONG else ", 95 % interval"
 
+
+# Findings of probes inside the models: a number a model with its interval over seeds.
 
 METHOD = (
     "Of a model the median over layers and heads, the mean over seeds and its 95 % t interval, of the runs that were "

@@ -1,4 +1,4 @@
-"""The page of a verdict, index.html and verdict.md in results/NAME/verdict."""
+"""The page of a verdict, index.html and verdict.md in results/NAME/verdict, with what an hour cannot tell."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from analysis.verdict_page.findings import (
     speed_findings,
 )
 
-# Limitations of a verdict: sentences on what its runs and measurements cannot tell.
+# Limitations: what the runs and measurements cannot tell.
 
 
 def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
@@ -67,6 +67,8 @@ def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
             found.append("Speed on a GPU: unmeasured.")
     return [*found, "Other options: the block was taken with its defaults."]
 
+
+# The page.
 
 _HEADINGS = {
     BETTER: "Better",

@@ -88,7 +88,7 @@ def call(operation: str, *arguments: Any, **options: Any) -> Call:
     return Call(operation, arguments, options)
 
 
-# Calls of attention: PaTH, sparse attention and its indexer, NSA, timelines.
+# Attention: PaTH, sparse attention and its indexer, NSA, timelines.
 
 HEADS, KV_HEADS, HEAD = 12, 4, 64
 SELECTED = 2048
@@ -192,7 +192,7 @@ def timelines(d: InputFactory) -> list[Call]:
     return [call("timeline_attention", q, k, v, route, **options)]
 
 
-# Calls of recurrent operations: delta rule, memory mixture, mesa.
+# Recurrent operations: delta rule, memory mixture, mesa.
 
 
 def kda(d: InputFactory) -> list[Call]:
@@ -243,7 +243,7 @@ def mesa_step(d: InputFactory, heads: int = 6, width: int = 128) -> list[Call]:
     return mesa(d, heads, width, initial_state=states, output_final_state=True)
 
 
-# Calls of short convolutions and hyper-connections.
+# Short convolutions and hyper-connections.
 
 WIDTH, STREAMS = 768, 4
 
@@ -300,6 +300,8 @@ def wrapped(d: InputFactory, operation: str) -> list[Call]:
     """All steps of hyper-connections around a layer."""
     return [coefficients(d), mixing_map(d, operation), pre(d), post(d)]
 
+
+# All cases.
 
 CASES = {
     case.name: case

@@ -1,4 +1,4 @@
-"""A model of transformers beside ours: reading a prompt, and decoding from a cache of any length."""
+"""The same model in the package transformers, beside ours: weights copied over, prompts read, tokens decoded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from zoo.generate import prefill
 from zoo.model import LanguageModel, Layer
 from zoo.modules.layers import NORM_EPS, RMSNorm
 
-# Copying a model's weights into transformers' Llama, LFM2 or DeepSeek-V3.
-#
-# It rotates halves of a head where this project rotates adjacent pairs, so that rows of q and k move (`half_split`);
-# DeepSeek, asked to, takes pairs.
+# Copying weights into transformers' Llama, LFM2 or DeepSeek-V3. It rotates halves of a head where this project
+# rotates adjacent pairs, so rows of q and k move (`half_split`); DeepSeek takes pairs if asked to.
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -106,7 +104,7 @@ def _by_head(heads: int, *weights: Tensor) -> Tensor:
     return torch.cat([w.unflatten(0, (heads, -1)) for w in weights], dim=1).flatten(0, 1)
 
 
-# Models of transformers with the weights of one of ours.
+# Models with the weights of one of ours.
 
 FAMILIES = {"Llama": "F", "Lfm2": "CF", "DeepseekV3": "L"}
 """The names that transformers' classes begin with, and the mixers that their models are made of."""
@@ -214,6 +212,8 @@ def _rope(base: float) -> dict[str, Any]:
 
 CHECKED, SEED = 48, 0
 """Tokens on which both must agree before they are timed, and the seed that draws them."""
+# Reading a prompt, and decoding from a cache of any length.
+
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """The largest error of logits, relative to theirs in the root mean square, by the precision of matrix products."""
 BEGUN = 8

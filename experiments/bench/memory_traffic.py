@@ -1,4 +1,4 @@
-"""The roofline of a kernel: the least time a GPU needs, the longer of moving its bytes and doing its FLOPs."""
+"""Bytes that operators save, read and write, and the roofline: the least time that a GPU needs for a kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _address(x: Tensor) -> int:
     return torch.Tensor.untyped_storage(x)._cdata
 
 
-# Bytes of main memory that operators read and write when each is a kernel of its own.
+# Bytes of main memory that operators read and write if each is a kernel of its own.
 
 NOT_COUNTED = ("empty", "ones_like")
 """Memory that is only taken, and the gradients of ones with which a backward pass begins."""
@@ -97,6 +97,8 @@ def bytes_of(form: Form, leaves: list[Tensor], mode: str) -> int:
 def _stored_bytes(x: Tensor) -> int:
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
+
+# The roofline: the longer of moving a kernel's bytes and doing its FLOPs.
 
 META = torch.device("meta")
 DRY_LENGTH = 8192

@@ -1,4 +1,4 @@
-"""The training step that benchmarks time."""
+"""What benchmarks time of models: training steps, steps of decoding far into a text, and their random inputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def random_tokens(config: Config, batch: int, length: int, device: torch.device)
     return torch.randint(config.nominal_vocabulary, (batch, length), generator=generator).to(device)
 
 
-# Decode states as they stand after so many tokens, without decoding them: for timing a step far into a text.
+# Decode states after so many tokens, made without decoding them.
 
 
 def state_after(
@@ -127,7 +127,7 @@ def _empty(
     return DecodeState([layer.mixer.init_state(batch, **options) for layer in model.layers])
 
 
-# Random inputs for benchmarks, of the sizes of a case; on the meta device only their shapes.
+# Random inputs of the sizes of a case; on the meta device only their shapes.
 
 ROWS = 4096
 """Tokens whose indices are drawn at once, which bounds the memory."""

@@ -1,4 +1,4 @@
-"""Timing alternatives against each other in one process."""
+"""Timing alternatives against each other in one process: in turns, over growing lengths, forward and backward."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# The sequence lengths of suites, one after the other until bench.budget_s is used up.
+# Sequence lengths, one after the other until bench.budget_s is used up.
 
 SHORT_LENGTHS = [512, 1024, 2048, 4096]
 GPU_LENGTHS = [512 * 2**i for i in range(9)]
@@ -154,7 +154,7 @@ def lengths_within_budget(bench: BenchConfig, default: list[int], title: str) ->
         yield length
 
 
-# Forward and backward passes that benchmarks time.
+# Forward and backward passes.
 
 Form = Callable[[], Any]
 """A call without arguments that returns tensors, nested in lists and tuples and partly None."""

@@ -1,4 +1,8 @@
-"""The first stage: one run for every setting of every model, more of the two best, and the best by validation loss."""
+"""The two stages of job=compare: settings are selected for every model, then confirmed with other seeds.
+
+The first stage trains one run for every setting of every model, more seeds of the two best, and takes the best by
+validation loss. The second trains the selected settings with other seeds and scores them on the test split.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from experiments.runs import METRICS, RunFailed, read_metrics
 from experiments.sweep import train_all
 from zoo.errors import UserError, unknown
 
-# Models of a comparison that a sweep's grid cannot name: each with options of its own, `compare.models`.
+# Models that a sweep's grid cannot name: each with options of its own, `compare.models`.
 
 
 def named_models(config: Config) -> list[Config]:
@@ -41,10 +45,10 @@ def _models(config: Config, entry: str) -> Iterator[Config]:
         yield with_settings(chosen, settings, given_in)
 
 
-# Successive halving: every trial of a model trains to a part of its steps, the better half of them to the end.
+# Successive halving: all trials of a model train for a part of their steps, only the better half to the end.
 #
-# After Jamieson and Talwalkar (2016), with one halving: at a fixed schedule a rate's loss early in it tells only
-# roughly where it ends, and half of the trials is a cut wide enough for that (docs/comparing.md says how often).
+# After Jamieson and Talwalkar (2016), with one halving: early in a fixed schedule a rate's loss tells only roughly
+# where it will end. Half of the trials is a cut wide enough for that (docs/comparing.md says how often).
 
 PART = 4
 """Trials are halved after max_steps / PART steps, at the last validation until then."""
@@ -87,7 +91,7 @@ def better_half(trials: Sequence[Trial]) -> list[Trial]:
     return ranked[: math.ceil(len(trials) / 2)]
 
 
-# A grid of learning rates, and how it grows where the best is at an end.
+# The grid of learning rates: it grows where the best rate is at an end.
 
 LOWEST, HIGHEST = "lowest", "highest"
 
@@ -120,7 +124,7 @@ def farthest(rates: Sequence[float], extend: int) -> tuple[float, float]:
     return min(grown), max(grown)
 
 
-# Further seeds for the two best settings of a model: one seed takes the wrong one where they are near each other.
+# Further seeds for the two best settings: one seed picks the wrong one where they are close.
 
 CONTENDERS = 2
 """So many settings of a model are trained with all seeds of the selection."""
@@ -152,6 +156,9 @@ def repeats(config: Config, trial: Trial) -> list[Trial]:
         make_trial(trial.model, dataclasses.replace(config, seed=seed), trial.settings)
         for seed in further_seeds(config)
     ]
+
+
+# The first stage.
 
 
 @dataclasses.dataclass
@@ -325,7 +332,7 @@ def _check(config: Config) -> None:
         halving_step(config)
 
 
-# The second stage: each model with its selected settings and other seeds, scored on the test split.
+# The second stage.
 
 
 def confirmations(selection: Selection) -> list[Plan]:

@@ -1,6 +1,6 @@
-"""Configurations from conf/: those that a command asks for, composed with Hydra, and the presets of conf/model/.
+"""Configurations, composed with Hydra from a command and conf/; presets and their labels; learning rates that follow.
 
-A preset also names a model in legends: its label says by what it differs from it.
+A preset also names a model in legends: its label tells how it differs from the preset.
 """
 
 from __future__ import annotations
@@ -301,9 +301,8 @@ def _architecture(config: Config, letters: str) -> list[str]:
     return [preset] if letters == usual else [preset, layout or shorten_pattern(letters)]
 
 
-# Learning rates that follow from others: the lowest from its ratio, a recipe at another rate or at a study's.
-#
-# A study of results/published has what job=compare selected for each of its models.
+# Learning rates that follow from others: the lowest from its ratio; a recipe at another rate, or at that of a study
+# in results/published, which job=compare selected for each of its models.
 
 
 def resolve_lr_min(config: OptimConfig) -> OptimConfig:
@@ -375,7 +374,7 @@ def _rates(study: str) -> dict[str, float]:
         return {row["model"]: float(row["lr"]) for row in csv.DictReader(rows) if row["chosen"] == "True"}
 
 
-# Keys of a model that a command gives beside run=, where the run's model is another one.
+# Keys of a model beside run=, whose model is another one.
 
 BACKEND = "model.backend"
 """The one key of a model that a command may give beside run=: it changes nothing of what is computed."""

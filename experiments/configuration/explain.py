@@ -1,4 +1,4 @@
-"""Options of blocks and tasks that a command sets and none of its models uses."""
+"""Mistakes in a command, explained: Hydra's errors in one line, and options that none of its models uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.config import QUOTING
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of
 
-# Hydra's and OmegaConf's errors in one line: the mistake, what was probably meant, the remedy.
+# Errors of Hydra and OmegaConf in one line: the mistake, what was probably meant, the remedy.
 
 _TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
 
@@ -176,6 +176,8 @@ def _keys(node: object, prefix: str = "") -> list[str]:
             out += _keys(value, f"{key}.")
     return out
 
+
+# Options of blocks and tasks that a command sets and none of its models uses.
 
 _NODES = {"mixers": "mixer", "residual": "residual", "channel": "channel"}
 _TASK = "task"

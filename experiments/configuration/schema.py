@@ -15,7 +15,7 @@ from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.options import added
 
-# The node `sweep` of the configuration: how a sweep runs, and the settings of its engines.
+# `sweep`: how a sweep runs, and the settings of its engines.
 
 
 @dataclass

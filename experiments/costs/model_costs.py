@@ -1,4 +1,4 @@
-"""The costs of a configuration, from its model without storage: FLOPs a token, decode-state bytes; a run's MFU."""
+"""The costs of a model, counted without storage: FLOPs a token, bytes of decode state and of tensors; a run's MFU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Utilisation:
         return utilisation(rate * flops, peak)
 
 
-# The check that decode states fit into memory, before they are made: a system without memory ends programs unasked.
+# Whether decode states fit into memory, checked before they are made: a system without memory kills programs.
 
 GIB = 2**30
 
@@ -143,14 +143,14 @@ def _free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-# FLOPs a token at long lengths with bounded work.
+# FLOPs a token at long lengths, with bounded work.
 #
-# A model on the meta device is counted operator by operator, so that a mixer with a Python loop over tokens or chunks
-# takes as many steps as the loop has. Where a length takes too many operators, shorter ones are counted, doubling, as
-# far as that budget goes and until the total FLOPs of the last four lie on one polynomial of degree two in the length,
-# which is extrapolated to the length that was asked for. The budget is in operators, not seconds: a busy machine prints
-# the same table as a quiet one. Work a token that is constant or grows with the context is such a polynomial; a block
-# whose growth changes beyond the counted lengths goes undetected, so that extrapolated numbers are marked.
+# A model on the meta device is counted operator by operator, and a Python loop over tokens takes as many steps as it
+# has. Where a length takes too many operators, shorter ones are counted, doubling, until the totals of the last four
+# lie on a polynomial of degree two in the length, or the budget is used up; it is extrapolated. Work a token that is
+# constant or grows with the context is such a polynomial. A block whose growth changes at greater lengths goes
+# undetected, so extrapolated numbers are marked. The budget is in operators, not seconds: a busy machine prints the
+# same table as a quiet one.
 
 OPERATORS = 50_000
 """Operators that one direct count may take: a few seconds, four times the need of a preset of reference size."""

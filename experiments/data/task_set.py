@@ -17,7 +17,7 @@ from experiments.data.tasks_base import IGNORE, TASKS, WAYS, Drawn, Draws, Short
 from zoo.errors import UserError
 from zoo.options import deciding
 
-# Training batches of a task, a pure function of the seed and the number of the batch.
+# Training batches, a pure function of the seed and the number of the batch.
 
 TRAIN = 4
 """The purpose, a first word of `counter_hash`, of training sequences."""
@@ -90,10 +90,12 @@ def _look_up(table: tuple[np.ndarray, np.ndarray], cases: np.ndarray) -> np.ndar
     return np.where(known[at] == cases, answers[at], IGNORE)
 
 
+# The data set.
+
 HELD_OUT = 1024
 """Sequences of each held-out split: the standard error of the share that are right throughout is at most 1.6 %."""
 
-# One constant a purpose, beside that of training (task_batches.py): the splits are different streams.
+# One constant a purpose, beside that of training (TRAIN): the splits are different streams.
 _HELD_OUT = {"validation": 5, "test": 6}
 _ATTEMPTS = 1000
 _COUNTED = 32

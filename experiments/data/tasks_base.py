@@ -1,4 +1,12 @@
-"""Shortcuts of a task: the share that is right by copying from a fixed spot of the sequence, no key read."""
+"""What a synthetic task is, the table of all tasks, the random numbers they draw, and shortcuts that solve them.
+
+A task registers itself where it is defined, one file each in experiments/data/tasks/:
+
+    @register_task("parity", config=ParityConfig, title="Parity", source="...")
+    class Parity(Task): ...
+
+`data=NAME`, its options data.tasks.NAME, the listing and the checks of the tests read this table and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,7 @@ from experiments.data.batches import extend_hash, state_after
 from zoo.options import has_defaults
 from zoo.registry import Clash, import_all, newest_first
 
-# The random numbers of one sequence of a task.
+# Random numbers of one sequence.
 
 _BITS = 62
 _STANDARD = NormalDist()
@@ -70,14 +78,7 @@ def _smallest(numbers: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(numbers, kind="stable")[:count]
 
 
-# Synthetic tasks: what a task is, and the table of all of them.
-#
-# A task registers itself where it is defined, one file each in experiments/data/tasks/:
-#
-#     @register_task("parity", config=ParityConfig, title="Parity", source="...")
-#     class Parity(Task): ...
-#
-# `data=NAME`, its options data.tasks.NAME, the listing and the checks of the tests read this table and nothing else.
+# Tasks.
 
 PACKAGE = "experiments.data.tasks"
 IGNORE = -100
@@ -187,6 +188,9 @@ def _forget(module: str) -> None:
 
 PLACE, DISTANCE, ORDER = WAYS = "place", "distance", "order"
 """Where to copy from: a place for each place asked at; so many tokens back; the m-th value for each n-th question."""
+
+
+# Shortcuts: the share of answers that is right by copying from a fixed spot, no key read.
 
 
 class Shortcut(NamedTuple):

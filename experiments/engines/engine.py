@@ -1,7 +1,7 @@
-"""Cells as files: the record that a process elsewhere trains a cell from, and that training.
+"""The interface of engines, and cells as files, from which a process elsewhere trains a run.
 
-NAME/.cells/RUN.json stands beside the run folder NAME/RUN, which is found from the record's own place, so that the
-results may be mounted elsewhere there.
+The record NAME/.cells/RUN.json stands beside the run folder NAME/RUN, which is found from the record's own place: the
+results may be mounted elsewhere on the other machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experiments.training.execute import execute
 from zoo.errors import UserError
 from zoo.files import write_json
 
-# Ends of processes that left no record.
+# Processes that ended without a record.
 
 
 def exit_reason(status: int | None) -> str:
@@ -33,7 +33,7 @@ def exit_reason(status: int | None) -> str:
     )
 
 
-# The interface of engines: a sweep has them submit a cell, tell its state and cancel it.
+# The interface: a sweep has an engine submit a cell, tell its state and cancel it.
 
 DONE, FAILED, PAUSED = 0, 1, os.EX_TEMPFAIL
 """How a cell's process ends: complete; failed with a record in its run folder; paused with a checkpoint."""
@@ -95,6 +95,8 @@ class Engine(ABC):
     def close(self) -> None:
         """The command ends: let go of what goes on by itself, and end what cannot."""
 
+
+# Cells as files.
 
 FOLDER = ".cells"
 _FORMAT = 1

@@ -1,4 +1,4 @@
-"""`pool`: processes of this machine, one a cell, a few at a time. They end with the command."""
+"""`pool`: processes of this machine, one a cell, which end with the command; and a supervisor of tasks."""
 
 from __future__ import annotations
 
@@ -118,9 +118,8 @@ def _work(planned: Plan, channel: Connection, workers: int) -> None:
         sys.exit(FAILED)
 
 
-# The owner of a sweep's tasks, which outlives its commands: tasks, their outcomes, and the commands that wait.
-#
-# Knows nothing of Ray, and imports nothing that takes time.
+# A supervisor owns a sweep's tasks and outlives its commands: tasks, their outcomes, and the commands that wait. It
+# knows nothing of Ray (ray_engine.py runs it as an actor), and imports nothing that takes time.
 
 WAITING, RUNNING = "waiting", "running"
 """Of a task: Ray has no place for it yet; it has begun."""

@@ -22,9 +22,8 @@ from experiments.planning.plan import Plan
 from experiments.system.machine import ROOT
 from zoo.errors import UserError
 
-# On the nodes of a Ray cluster: the task that trains a cell, and the actor that owns a sweep's tasks.
-#
-# Imports nothing that takes time: the actor needs none of the harness.
+# On the nodes of a cluster: the task that trains a cell, and the actor that owns a sweep's tasks. Imports nothing
+# that takes time.
 
 CHECK_S = 60.0
 """Seconds after which the actor checks again whether anybody needs it."""
@@ -96,7 +95,7 @@ def _outcome(task: Any) -> Ended:
         return None, str(error).strip().splitlines()[0]
 
 
-# Ray: connected to a cluster, and asked whether its nodes have what a cell takes.
+# Connecting to a cluster, and asking whether its nodes have what a cell takes.
 
 NAMESPACE = "archzoo"
 
@@ -149,6 +148,8 @@ def refuse_what_no_node_has(nodes: list[dict[str, Any]], settings: RayConfig) ->
         "sweep.ray.grows=true"
     )
 
+
+# The engine.
 
 LEASE_S = 600.0
 """Seconds for which outcomes are kept for a command that does not ask: far more than a slow network folder takes."""

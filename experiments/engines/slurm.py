@@ -27,9 +27,8 @@ from experiments.system.machine import ROOT
 from zoo.errors import UserError
 from zoo.files import write_json
 
-# A cell as a Slurm job runs it: it makes room when told to, and is requeued where its job's time is up.
-#
-# Imports nothing that takes time: a job handles signals before it loads the harness.
+# A cell, as a Slurm job runs it: it makes room when told to, and is requeued when its time is up. Imports nothing
+# that takes time: a job handles signals before it loads the harness.
 
 GRACE_S = 600
 """How long a job that was told to end waits for Slurm to end it: above grace times of partitions, and KillWait."""
@@ -103,7 +102,7 @@ def write_outcome(record: Path, status: int, why: str) -> None:
     write_json(outcome_path(record), {"job": JobEnvironment().job_id, "status": status, "why": why})
 
 
-# Queues of jobs: Slurm's, or the processes that stand for jobs on this machine (sweep.slurm.cluster=local).
+# Queues of jobs: Slurm's, or processes of this machine in their place (sweep.slurm.cluster=local).
 
 CANCELLED = "CANCELLED"
 ELSEWHERE = (
@@ -230,6 +229,8 @@ def _lives(process: psutil.Process) -> bool:
     except psutil.NoSuchProcess:
         return False
 
+
+# The engine.
 
 JOBS = "jobs"
 

@@ -23,7 +23,7 @@ from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 from zoo.model import on_meta
 
-# Refusing settings of `sweep` that cannot work, before anything is done.
+# Settings of `sweep`.
 
 
 def check_sweep(sweep: SweepConfig) -> None:
@@ -86,6 +86,8 @@ def _check_numbers(sweep: SweepConfig) -> None:
                 f"sweep.ray.{key}={value:g}: Ray shares out parts of one only; give {math.ceil(value)}"
             )
 
+
+# All other settings.
 
 ROUTING_SPLITS = ("validation", "test")
 _SEEDS = 2**63

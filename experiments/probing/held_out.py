@@ -1,4 +1,4 @@
-"""Probing on held-out text: the windows that every model reads, and rows over them."""
+"""Held-out text for probes: windows, prompts and a sentence that every model reads, and rows computed over them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def position_buckets(trained: int, length: int) -> list[tuple[int, int]]:
     return [*buckets(trained), *itertools.pairwise(edges)]
 
 
-# The same prompts through every model, so that texts can be read side by side.
+# Continuations of the same prompts by every model, so that texts can be read side by side.
 
 
 def samples(loaded: LoadedRun, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
@@ -156,7 +156,7 @@ def samples(loaded: LoadedRun, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
         yield text, loaded.tokenizer.decode(tokens), probe.temperature, probe.sample_seed, rate
 
 
-# The sentence whose attention and routes are recorded: one that was given, or the beginning of a held-out document.
+# The sentence for attention maps and routes: one that was given, or the start of a held-out document.
 
 
 def probed_sentence(loaded: LoadedRun, split: Split, probe: ProbeConfig) -> Tensor:

@@ -1,4 +1,4 @@
-"""Probe tables by token: attention maps and routes of a sentence, and counts of first choices over a longer text."""
+"""Probe tables by token: attention maps and routes of a sentence, choices of routers over a text, tasks."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _place(event: ProbeEvent) -> tuple[int, str, str]:
     return event.layer, event.part, event.block
 
 
-# The text over which the choices of routers are counted: some windows of a split, or all of it.
+# The text over which choices of routers are counted: some windows of a split, or all of it.
 
 DEFAULT_SPLIT = "validation"
 
@@ -140,7 +140,7 @@ def routing_rows(model: LanguageModel, tokens: list[Tensor]) -> list[Row]:
     return correct_averages(average_rows(rows))
 
 
-# Probing a run of a synthetic task on its held-out sequences: measures, and where attention looks for answers.
+# Synthetic tasks: measures on held-out sequences, and where attention looks for answers.
 
 SPLIT = "validation"
 

@@ -1,4 +1,4 @@
-"""Probing one finished run: its weights at one step, its own text, tables into its folder probes/."""
+"""Probing finished runs: which ones, what is computed for each, and the tables in its folder probes/."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from zoo.files import write_atomic, write_json
 from zoo.probes import all_measures
 from zoo.probes.measure import Row, smallest_rank
 
-# Finding the runs to probe: complete ones; other folders are named with the reason why not.
+# The runs to probe: complete ones; other folders are named with the reason why not.
 
 _DEPTH = 2  # results / experiment / run
 
@@ -131,9 +131,7 @@ def _problem(folder: Path) -> str:
         return f"its {SUMMARY} cannot be read ({error})"
 
 
-# The parquet tables of a run's folder probes/, and what each of their columns means.
-#
-# A column has the metadata `unit` and `meaning` (UTF-8), so that who reads the file needs no other source.
+# Tables: every column has the metadata `unit` and `meaning` (UTF-8), so a file explains itself.
 
 FOLDER = "probes"
 TRAINING = "training"  # the table `measures`, taken while a run trained
@@ -239,6 +237,8 @@ def read(run: Path, name: str) -> list[tuple[Any, ...]]:
             table = table.append_column(column, pa.nulls(len(table), _STR))
     return list(zip(*(table[column].to_pylist() for column in SCHEMAS[name].names), strict=True))
 
+
+# Probing one run: its weights at one step, on its own text.
 
 RECORD = "probes.json"
 _FORMAT = 4
@@ -373,7 +373,7 @@ def _record(
     }
 
 
-# The rank of factorised streams that a probed run's energies call for, in words.
+# In words: the rank of factorised streams that the energies of a probed run call for.
 
 
 def stream_rank(run: Path, energy: float) -> str:

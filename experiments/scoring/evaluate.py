@@ -1,4 +1,4 @@
-"""Scoring a finished run or a checkpoint, on the held-out splits of its own text or on any other text."""
+"""Scoring a finished run or a checkpoint: on its own text or task, another text, or other options of its task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from experiments.system.processes import Bar, Sink
 from zoo.errors import UserError, unknown
 from zoo.io import read_card
 
-# Scoring a finished run of a synthetic task again: on its held-out sequences, or on those of other options.
+# Synthetic tasks: the held-out sequences of a run, or those of other options.
 
 Metrics = dict[str, Any]
 
@@ -90,6 +90,8 @@ def _check_words(own: DataConfig | None, task: Task) -> None:
             "own task, and leave options that change the vocabulary as they were"
         )
 
+
+# Texts.
 
 TEXT_KEYS = ("name", "path", "text_column", "train_path", "revision")
 """Keys of `data` that say which text, rather than how it is cut."""

@@ -1,4 +1,4 @@
-"""Scoring held-out splits: loss a token, perplexity, word perplexity, bits per byte.
+"""Scoring held-out splits: loss a token, perplexity, word perplexity, bits per byte; by document or a carried state.
 
 A window of seq_len tokens moves by stride; every token is scored exactly once, with at least seq_len − stride tokens
 before it where there are that many. Words and bytes are those of the raw text, so that tokenizers can be compared.
@@ -32,7 +32,7 @@ from zoo.model import LanguageModel
 from zoo.modules.caches import select_sequences
 from zoo.probes import evaluation_mode
 
-# Scores by document: RUN/documents.csv, from which the uncertainty of the test text itself is computed.
+# By document: RUN/documents.csv, from which the uncertainty of the test text itself is computed.
 
 FILE = "documents.csv"
 COLUMNS = ("split", "document", "tokens", "nats")
@@ -62,6 +62,8 @@ def write_documents(folder: Path, scored: dict[str, np.ndarray]) -> None:
     }
     write_splits(folder / FILE, COLUMNS, rows)
 
+
+# By windows.
 
 Window = tuple[Tensor, Tensor, int]
 
@@ -309,11 +311,9 @@ def count_scored(sink: Sink, phase: str, total: int) -> Callable[[int], None]:
     return add
 
 
-# Scoring a split with a decode state that is carried along: every token once, with its whole history before it.
-#
-# Windows (experiments.scoring.text) give a token at most seq_len − 1 tokens before it. Here the tokens are read in
-# chunks of seq_len, and the state goes on from one to the next. In a stream the history is the whole split before a
-# token; where documents are packed it begins at the document's separator.
+# With a decode state that is carried along: every token once, with its whole history before it. Tokens are read in
+# chunks of seq_len, and the state goes on from one to the next; windows give at most seq_len − 1 tokens. In a stream
+# the history is the whole split before a token; where documents are packed it begins at the document's separator.
 
 _REMEDY = "give a smaller evaluate.batch_size, or score windows (evaluate.carry=false)"
 

@@ -1,4 +1,4 @@
-"""Facts about where a run happened: versions, commit, machine, memory, load."""
+"""The machine and the project: versions, commit, processor, memory, load; paths; errors of the operating system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-# The operating system's errors in one line: the file and the remedy.
+# Errors of the operating system in one line: the file and the remedy.
 
 
 def explain(error: OSError) -> str:
@@ -48,13 +48,15 @@ _REMEDIES = {
 }
 
 
-# Paths of this project: its root folder, conf/, the published studies, and the record of a selection in one.
+# Paths: the root folder, conf/, the published studies, and the record of a selection in one.
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 PUBLISHED = ROOT / "results" / "published"
 SELECTION = "selection.csv"
 
+
+# Facts about where a run happened.
 
 PACKAGES = (
     *("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy", "numba"),

@@ -1,8 +1,6 @@
-"""Being told to make room: a flag that a signal sets, and that training acts upon at the end of a step.
+"""Signals: Ctrl-C where it cannot be an exception, and a flag that asks a run to make room.
 
-A process that trains is told once (its job is about to be preempted, or its time is up). The end of the step is where a
-checkpoint loses nothing; `callbacks.Pause` writes it and stops. Where a process waits for another one there is nothing
-to save, and `locks` stops at once. Imports nothing that takes time.
+Imports nothing that takes time: it has to be there before everything else.
 """
 
 from __future__ import annotations
@@ -15,9 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# Ctrl-C where it cannot be caught as an exception: while modules load, and in worker processes.
-#
-# Imports nothing that takes time: it has to be there before everything else is.
+# Ctrl-C while modules load, and in worker processes.
 
 INTERRUPTED = "interrupted; the same command goes on from the last checkpoint"
 STATUS = 130  # what shells know for Ctrl-C
@@ -84,6 +80,10 @@ def blocked() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+# Making room: a process that trains is told once (its job is about to be preempted, or its time is up) and acts upon
+# it at the end of a step, where a checkpoint loses nothing; `callbacks.Pause` writes it and stops. Where a process
+# waits for another one there is nothing to save, and `locks` stops at once.
 
 PASSED_ON = signal.SIGUSR2
 """The signal that tells the processes of a run what the one that started them was told."""

@@ -42,9 +42,8 @@ from experiments.training.lightning_modules import LanguageModelling, SyntheticT
 from zoo.files import write_atomic
 from zoo.model import LanguageModel
 
-# Metric rows of training (means over the logging interval, throughput, memory) and of validation; progress.
-#
-# With validation come what it decides: the best weights, which are exported, and early stopping.
+# Metric rows of training (means over the logging interval, throughput, memory) and of validation, and what validation
+# decides: the best weights, which are exported, and early stopping.
 
 
 class StepCallback(pl.Callback, ABC):
@@ -293,10 +292,8 @@ class ExportWeights(StepCallback):
         self.metrics.paused += time.perf_counter() - began
 
 
-# Checkpoints that a run can be resumed from: the last two, each written whole or not at all; pausing with one.
-#
-# `OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without the checkpoint that `Pause`
-# writes.
+# Checkpoints to resume from: the last two, each written whole or not at all. `Pause` writes one and stops;
+# `OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without it.
 
 KEEP = 2
 

@@ -1,4 +1,4 @@
-"""Bringing a planned run to completion, in this process: training it, and scoring splits that it was not scored on."""
+"""Bringing a planned run to completion, in this process or in several: training, and scores that it lacks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ from experiments.system.signals import Paused
 from experiments.system.torchrun import END, as_parent
 from zoo.errors import UserError
 
-# Starting a run that takes several processes: torchrun as a process of its own, and what it tells on the way.
-#
-# torchrun starts a process a device with experiments.training.rank, which trains the run as one process would
-# (`execute`); the main one holds the run's lock. They tell progress and outcome (`messages`), and everything on their
-# standard error goes to processes.log in the run's folder.
+# Several processes: torchrun, a process of its own, starts one for each device with experiments.training.rank, which
+# trains the run as one process would (`execute`). The main one holds the run's lock. They send progress and outcome
+# (experiments.system.processes); their standard error goes to processes.log in the run's folder.
 
 RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
 """The environment variable with the address, HOST:PORT, at which the nodes of a run meet."""
@@ -184,6 +182,9 @@ def _killed(log: Path) -> str | None:
     text = log.read_text(encoding="utf-8", errors="replace")
     found = re.search(r"Signal \d+ \((?!SIGTERM|SIGHUP)\w+\) received by PID \d+", text)
     return found and found[0]
+
+
+# One process.
 
 
 def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:

@@ -1,6 +1,6 @@
 """The Lightning modules, next-token prediction and the answers of a task, and how they are optimised.
 
-AdamW's parameter groups, the learning-rate schedule and gradient clipping by group stand below them.
+With AdamW's parameter groups, the learning-rate schedule, gradient clipping, and the search for the origin of a NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters, set_step
 from zoo.io import card
 from zoo.model import LanguageModel
 
-# Losses and gradients that are NaN or infinite: the step, and the module where they began.
+# NaN and infinite losses and gradients: the step, and the module where they began.
 
 UNKNOWN = "loss"
 """What `first_bad_module` calls the place where no module's output is to blame."""
@@ -89,6 +89,8 @@ def _finite(value: Any) -> bool:
         return all(_finite(v) for v in value)
     return True
 
+
+# Modules and optimisation.
 
 Batch = dict[str, Tensor]
 STEP = "step"

@@ -1,4 +1,4 @@
-"""Training one planned run: Lightning's trainer, an attempt and its parts, and the score of its best weights."""
+"""Training one planned run: the trainer, an attempt and its parts, the score of its best weights, its summary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from zoo.config import layout_name
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
-# The summary of a run: its configuration, costs, scores and provenance.
+# The summary: configuration, costs, scores and provenance.
 
 
 def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The models of a verdict: the plain transformer, and the same with a block or its nearest relative in its place."""
+"""The models of a verdict and what is measured of them: parameters, FLOPs, decode state, and speed.
+
+The models are the plain transformer, and the same with a block, or its nearest relative, in its place.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from zoo.errors import UserError, unknown
 from zoo.matching import match
 from zoo.model import LanguageModel
 
-# Sizes of the models of a verdict, derived from the built modules: parameters, FLOPs, decode state.
+# Sizes, derived from the built modules.
 
 COLUMNS = ("model", "tokens", "parameters_non_embedding", "flops_forward", "state_bytes")
 
@@ -58,7 +61,7 @@ def matched(config: Config, model: ModelConfig, length: int) -> Config:
     return dataclasses.replace(config, model=model, data=data)
 
 
-# Speed of the models of a verdict: training step, prefill and decoding, in turns with the transformer's.
+# Speed: training step, prefill and decoding, in turns with the transformer's.
 
 SPEED_COLUMNS = [*result_table.COLUMNS, "ratio_low", "ratio_high"]
 MODES = ("training step", "prefill", "decode")
@@ -103,6 +106,8 @@ def _call(config: Config, mode: str, device: torch.device) -> Callable[[], objec
         return prefill_call(model.eval(), tokens)
     return decode_call(model.eval(), tokens, torch.float32, rounds=REPEATS + 1)
 
+
+# Models.
 
 PLAIN = {"mixer": "attention", "residual": "add", "channel": "swiglu"}
 """The transformer's block of each kind."""

@@ -17,7 +17,7 @@ from zoo.modules import INIT_STD, fp32_linear, output_std
 from zoo.options import at_least
 from zoo.registry import register_channel
 
-# Parts of a mixture of experts: sorting tokens by expert, and load balancing by routing biases.
+# Sorting tokens by expert, and balancing their load by biases of the routing.
 
 
 class LoadBalance(StepBuffer):
@@ -66,6 +66,9 @@ def order_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tenso
     ones = torch.ones_like(flat)
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add(0, flat, ones)
     return order, places, counts
+
+
+# The channel mixer.
 
 
 @dataclass

@@ -25,7 +25,7 @@ from zoo.options import added, at_least, default_kv_heads, even_width, one_of, p
 from zoo.probes.events import record_gates, record_sparse_attention
 from zoo.registry import register_mixer
 
-# The lightning indexer of gated sparse attention, and the warm-up during which attention is still dense.
+# The indexer, and the warm-up during which attention is still dense.
 
 
 class Indexer(nn.Module):
@@ -111,7 +111,7 @@ def _set_from_buffers(loaded: Warmup, _keys: Any) -> None:
     loaded.set(int(loaded.step), int(loaded.total))
 
 
-# Gated sparse attention of one token alone, all projections by one matrix product: for decoding.
+# Decoding: one token alone, all projections by one matrix product.
 
 
 class StepInputs(NamedTuple):
@@ -182,6 +182,8 @@ def _join(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     )
     return torch.cat([linear.weight for linear in linears]), torch.cat(list(biases))
 
+
+# The mixer.
 
 IndexerOutput = tuple[Tensor, Tensor, Tensor, Tensor]
 """q^I, k^I, w and b of `Indexer`."""

@@ -19,7 +19,7 @@ from zoo.options import added, at_least, default_kv_heads, even_width, head_widt
 from zoo.probes.events import record_branch_attention
 from zoo.registry import register_mixer
 
-# The compression MLP of native sparse attention: one summary for each block of tokens.
+# The compression: one summary for each block of tokens.
 
 
 class Compress(nn.Module):
@@ -40,6 +40,9 @@ class Compress(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Blocks x [..., l, K] -> summaries [..., K]."""
         return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
+
+
+# The mixer.
 
 
 @dataclass

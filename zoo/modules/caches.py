@@ -1,4 +1,4 @@
-"""Memory for decoding: caches whose rows grow with the tokens."""
+"""Memory for decoding: caches whose rows grow with the tokens, and decode states, which are trees of these."""
 
 from __future__ import annotations
 
@@ -212,11 +212,11 @@ def _zero_padded(x: Tensor, more: int) -> Tensor:
     return F.pad(x, (0, 0, 0, more))
 
 
-# Decode states as trees: what they weigh, how to fill them, and how sequences are taken out and put together.
+# Decode states as trees: their bytes, filling them, taking sequences out and putting them together.
 #
-# A decode state is a tensor [B, ...] (of constant size), a cache (zoo.modules.caches, or anything else with `nbytes()`,
-# `fill(tokens)`, `select(index)`, `batch` and `appended`), or a dict, list, tuple or dataclass of such. B sequences of
-# one length share a cache; sequences of several lengths have a cache each, in a `Separate`.
+# A decode state is a tensor [B, ...] of constant size, a cache (one of these, or anything with `nbytes()`,
+# `fill(tokens)`, `select(index)`, `batch` and `appended`), or a dict, list, tuple or dataclass of such. B sequences
+# of one length share a cache; sequences of several lengths have a cache each, in a `Separate`.
 
 
 class Separate:

@@ -176,7 +176,7 @@ class ForgetGate(nn.Linear):
         return F.logsigmoid(fp32_linear(x, self.weight) + self.bias)
 
 
-# Tensors that parameters determine, computed once for many steps of decoding.
+# Tensors that follow from parameters, computed once for many steps of decoding.
 
 
 class Derived:

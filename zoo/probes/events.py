@@ -8,7 +8,7 @@
     model(tokens, Context.of(tokens, probe=probe))
 
 Recorded tensors are computed apart from the model's own and never enter it, so probing changes no output and no
-gradient. The kinds that every block may record are in zoo.probes.events; a block's own file may register more.
+gradient. The kinds that every block may record are here; a block's own file may register more.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class Probe:
             self.callback(ProbeEvent(kind, values, **self.place))
 
 
-# Probe events of attention: its weights, its gates, and the tokens that a query may read.
+# Events of attention: its weights, its gates, and the tokens that a query may read.
 #
-# Weights come from the public operations' definitions (`backend="reference"`), with one-hot values, so that the fused
+# Weights come from the public operations' definitions (`backend="reference"`) with one-hot values, so that the fused
 # kernels of the pass stay fused. They take the q and k of the pass, and are computed in at least fp32.
 
 BRANCHES = ("compressed", "selected", "window")
@@ -202,9 +202,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# The kinds of probe events that any block may record: B sequences of T tokens, H heads.
-#
-# A kind that one block alone records is registered in that block's file.
+# Kinds that any block may record: B sequences of T tokens, H heads. Those of one block alone are in its own file.
 
 register_event(
     "streams",
@@ -236,7 +234,7 @@ register_event(
 )
 
 
-# Probe events of recurrent mixers: their states along the sequence, and their decays.
+# Events of recurrent mixers: their states along the sequence, and their decays.
 
 
 def recurrence_values(

@@ -1,4 +1,4 @@
-"""The interface of a measure: numbers computed from the events of one forward pass."""
+"""Measures: what turns the events of one forward pass into rows of a table, and numbers that several of them need."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     return torch.where(finite[..., None], values, torch.nan)
 
 
-# One row of the table that probes write.
+# A row.
 
 
 class Row(NamedTuple):
@@ -120,6 +120,9 @@ def buckets(length: int, first: int = 16) -> list[tuple[int, int]]:
     while edges[-1] < length:
         edges.append(min(length, max(first, 2 * edges[-1])))
     return list(itertools.pairwise(edges))
+
+
+# The interface of a measure.
 
 
 class Measure(ABC):
@@ -184,7 +187,7 @@ def correct_averages(rows: list[Row]) -> list[Row]:
     return rows
 
 
-# One number per query, [B, H, T], as rows: their mean over the queries, and by the query's position.
+# Numbers per query, [B, H, T], as rows: their mean, and by the position of the query.
 
 
 def mean_over_queries(

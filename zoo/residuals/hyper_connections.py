@@ -30,10 +30,9 @@ from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.layers import Derived
 from zoo.options import added, at_least, one_of, positive
 
-# One token of a residual scheme with several streams on a CPU: its coefficients as Python's numbers.
-#
-# Decoding asks a scheme for coefficients twice a layer and token. They are a few dozen numbers, and an operation on a
-# tensor takes longer to start than Python takes for all of them; what is as wide as the model stays in tensors.
+# One token on a CPU, for decoding, which asks for coefficients twice a layer and token. They are a few dozen numbers,
+# and an operation on a tensor takes longer to start than Python takes for all of them, so they are Python's numbers
+# here. What is as wide as the model stays in tensors.
 
 MOST_SEQUENCES = 8
 """The largest batch whose coefficients are computed one sequence after another."""
@@ -90,6 +89,8 @@ def write(x: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
     mixed = torch.bmm(h_res[:, 0], x[:, 0])
     return torch.addcmul(mixed, h_post.mT, z).unsqueeze(1)
 
+
+# The schemes' base.
 
 CLIPPING = ("together", "each")
 

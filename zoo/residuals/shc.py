@@ -20,7 +20,7 @@ from zoo.options import at_least
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import CappedConfig, CappedResidual, HyperStreams, patterns
 
-# Streams that pass from layer to layer in fewer dimensions: the factorised streams of SHC.
+# Factorised streams, which pass from layer to layer in fewer dimensions.
 
 
 class FactorisedStreams(HyperStreams):
@@ -91,6 +91,8 @@ def retained(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     kept = basis @ (basis.mT @ x)
     return (kept.norm() / x.norm()).square(), (x - kept).norm() / x.norm()
 
+
+# The scheme.
 
 START_STD = 0.01
 

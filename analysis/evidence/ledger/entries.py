@@ -1,4 +1,4 @@
-"""Numbers of trained models from a study's tables, a value a run."""
+"""Claims of the source documents, and the evidence that they are judged by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from analysis.loading.probes import SUMMARY, best_rates, probe_measures, select_
 from analysis.loading.results import Results, load_results
 from analysis.statistics import estimate
 
-# Evidence that claims are judged by: numbers that were just measured, published tables and studies, a user's runs.
+# Evidence: numbers that were just measured, published tables and studies, and a user's own runs.
 
 
 class Missing(Exception):
@@ -135,7 +135,7 @@ def origin(study: Results) -> dict[str, str]:
     }
 
 
-# A claim of the source documents, and the claims that there are.
+# Claims, as the files of analysis/evidence/claims define them.
 
 Part = Check | Lack | Remark
 
@@ -185,6 +185,9 @@ def chosen(numbers: Sequence[int]) -> list[Claim]:
         if number not in known:
             raise ResultsError(f"no claim {number}; there are {min(known)} to {max(known)}: claims=[13]")
     return [claim for number, claim in known.items() if not numbers or number in numbers]
+
+
+# Numbers of trained models from the tables of a study, one value a run.
 
 
 def summary_rows(results: Results, measure: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Writing the ledger: tables, a page and its Markdown, each complete or not there."""
+"""The ledger in its forms: two tables, a page that needs no other file, Markdown, and lines for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.report.columns import Field
 from analysis.report.markdown import escape, table
 from analysis.report.page import environment
 
-# The ledger as tables: a row a claim, and a row a number.
+# Tables: a row a claim, and a row a number.
 
 BUSY = 0.5
 """Processes a core beside which a time says so."""
@@ -89,7 +89,7 @@ def where(check: Check) -> str:
     return (check.machine or check.source) + (f"; beside other work (load {check.load:g})" if beside else "")
 
 
-# The ledger as a page that needs no other file, as Markdown, and as lines for a terminal.
+# HTML, Markdown and lines for a terminal.
 
 
 class NumberRow(NamedTuple):
@@ -239,6 +239,8 @@ def _line(row: NumberRow) -> str:
 
 
 LEDGER, NUMBERS = "claims.csv", "claim_numbers.csv"
+# Writing all of these: each file is complete or not there.
+
 DIGITS = "%.9g"
 """Digits of numbers in tables: the largest count has nine."""
 

@@ -1,4 +1,4 @@
-"""Agreement of numbers that were computed again with those of a published ledger."""
+"""The rules of the ledger: how numbers and what a claim needs of them become a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.evidence.ledger.page import NUMBERS, number_rows
 from analysis.files import ResultsError
 from analysis.loading.files import own_file
 
-# Rules by which a verdict follows from numbers, their intervals and what a claim needs.
+# Numbers, their intervals, and what a claim needs of them.
 
 CONFIRMED, REFUTED, INCONCLUSIVE = "confirmed", "refuted", "inconclusive"
 GPU, TRAINING = "needs a GPU", "needs longer training"
@@ -127,7 +127,7 @@ def verdict(checks: Sequence[Check], lacks: Sequence[Lack] = ()) -> str:
     return CONFIRMED if outcomes and OPEN not in outcomes else INCONCLUSIVE
 
 
-# Judging claims: parts become a verdict.
+# Judging a claim: its parts become one verdict.
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,8 @@ def judge(claim: Claim, evidence: Evidence) -> Entry:
     kinds = (Check, Lack, Remark)
     return Entry(claim, *(tuple(part for part in parts if isinstance(part, kind)) for kind in kinds))
 
+
+# Whether numbers that were computed again agree with those of a published ledger.
 
 ROUNDING = 1e-6
 """Relative room on both sides of a published interval: counts and seeded draws may round otherwise elsewhere."""

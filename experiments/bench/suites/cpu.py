@@ -34,7 +34,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Mixer, set_step
 from zoo.model import LanguageModel, Layer
 
-# Every mixer alone at growing lengths: how its time a token grows.
+# length: every mixer alone.
 
 D_MODEL, HEADS = 256, 4
 
@@ -81,7 +81,7 @@ def forward_backward(mixer: Mixer, x: torch.Tensor, context: Context) -> None:
     x.grad = None
 
 
-# Peak memory of a forward and backward pass of every mixer on a CPU.
+# memory: peak memory of every mixer.
 
 WARM_UP = 256
 """Tokens of a first pass, which loads code and makes buffers that every pass needs."""
@@ -151,7 +151,7 @@ def _measure(
     channel.send(machine.peak_memory(CPU) - before)
 
 
-# The torch forms of recurrent operations against their recurrences, forward and backward.
+# recurrence: the torch forms against recurrences, forward and backward.
 
 TOKENS, RECURRENCE_HEADS, WIDTH = 2048, 4, 64
 MEMORIES, CHOSEN, CG_STEPS = 4, 2, 30
@@ -233,7 +233,7 @@ OPERATIONS: dict[str, Callable[[InputFactory], Call]] = {
 }
 
 
-# A training step of every preset against the plain transformer's, with equally many parameters.
+# step: a training step of every preset.
 
 
 def run_training_steps(config: Config) -> list[dict[str, Any]]:
@@ -252,6 +252,8 @@ def run_training_steps(config: Config) -> list[dict[str, Any]]:
         rows.append(row)
     return rows
 
+
+# The suite.
 
 LENGTHS = [1024, 2048, 4096, 8192]
 

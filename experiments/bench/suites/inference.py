@@ -54,7 +54,7 @@ from zoo.generate import prefill
 from zoo.io import CARD, read_card
 from zoo.model import DecodeState, LanguageModel, letters_of
 
-# The calls that are timed: reading a prompt, a forward pass over it, and steps of decoding after it.
+# The calls that are timed.
 
 Call = Callable[[], object]
 
@@ -137,7 +137,7 @@ def _ms(row: dict[str, Any], ratio: str | None) -> float | None:
     return own * float(row[ratio]) if row.get(ratio) else None
 
 
-# The columns of the table of suite=inference, and a row as text.
+# The columns of the table, and a row as text.
 
 FEWEST_PAIRS = 3
 """Of fewer, a range says nothing of the median; `timing.bootstrap_interval` says what it covers from here on."""
@@ -185,7 +185,7 @@ def format_row(row: dict[str, Any]) -> str:
     )
 
 
-# Models to measure: presets, and the models of runs.
+# The models that are measured.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _name(path: Path, card: dict[str, Any]) -> str:
     return f"{parts[-1]} #{digest[:6]}"
 
 
-# The models compared in a cell: the one measured, its equal in transformers, and the plain transformer.
+# The models of one cell: the measured one, its equal in transformers, and the plain transformer.
 
 WARM_UP = 16
 """Tokens."""
@@ -319,7 +319,7 @@ def _plain_like(model: LanguageModel) -> LanguageModel | None:
     return plain.to(model.embedding.weight.device).eval()
 
 
-# Measuring one model in one mode at one length and batch, in turns with what it is compared with.
+# Measuring one model in one mode at one length and batch, in turns with the others of its cell.
 
 OWN, PEER, PLAIN, FORWARD, SHORTEST = "own", "transformers", "transformer", "forward", "shortest"
 RATIO = {
@@ -498,6 +498,8 @@ class ModelTiming:
 
 
 __all__ = ["COLUMNS", "finished", "run"]
+
+# The suite.
 
 CPU_LENGTHS = [256, 1024, 4096, 8192, 32_768]
 LENGTHS = {"cpu": CPU_LENGTHS, "cuda": [*CPU_LENGTHS, GPU_LENGTHS[-1]]}

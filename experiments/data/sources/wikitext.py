@@ -29,7 +29,7 @@ from experiments.data.sources.base import (
 from experiments.data.sources.tables import NoColumn, check_table, read_table
 from zoo.errors import UserError
 
-# Finding parquet files, as the public WikiText repository lays them out; `tables` reads them.
+# Parquet files, laid out as in the public repository; `tables` reads them.
 
 
 def find_parquet(place: str, option: str) -> list[Path]:
