@@ -19,440 +19,6 @@ from analysis.loading.results import FOLDER, PathLike, Results, interrupted, loa
 from analysis.loading.tables import by_task
 from analysis.statistics import spread_of
 
-# Caveats of models that hardly use their context, whose losses then say little about how they mix tokens.
-
-EARLY, LATE = 1 / 8, 1 / 2
-"""Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
-
-UNKNOWN = (
-    "context not measured: no run has its loss early and late in it, so nothing shows that the models use theirs "
-    "(job=probe measures it)."
-)
-
-
-def context_use_caveats(results: Results) -> list[str]:
-    """Caveats about models whose loss does not fall along the context by more than their seeds differ, or is not known.
-
-    Synthetic tasks are left out: what they ask stands in the context.
-    """
-    try:
-        gains = context_gains(results)
-    except NoData:
-        of_text = results.runs[results.runs["task"].isna()]
-        return [UNKNOWN] if of_text["label"].nunique() > 1 else []
-    weak = gains[gains["mean"] <= gains["spread"].fillna(0.0)]
-    if weak.empty:
-        return []
-    each = listing((f"{row.Index} {row.mean:+.3f}" for row in weak.itertuples()), limit=6)
-    return [
-        f"context hardly used: from the first {EARLY:.0%} of the positions to the second half the loss of the same "
-        f"tokens falls by no more than seeds differ (nats/token: {each}), so it says little about how these models mix "
-        "tokens."
-    ]
-
-
-def context_gains(results: Results) -> pd.DataFrame:
-    """Return by label the mean over seeds of the loss early in the context minus that late in it, and their spread.
-
-    Columns: mean (nats/token, of the same tokens at both places), spread (highest minus lowest seed; missing with one
-    seed). Raises NoData where no run has its loss by position.
-    """
-    rows = select_axis(probe_measures(results, ("loss",)), "position")
-    rows = rows[rows["layer"].isna()].dropna(subset=["run"])
-    early = rows[rows["end"] <= EARLY * rows["seq_len"]]
-    late = rows[(rows["start"] >= LATE * rows["seq_len"]) & (rows["end"] <= rows["seq_len"])]
-    gains = (_mean(early) - _mean(late)).dropna()
-    if gains.empty:
-        raise NoData("no run has its loss at early and late positions within the trained length")
-    found = gains.groupby("label").agg(["mean", "min", "max", "count"])
-    spread = (found["max"] - found["min"]).where(found["count"] > 1, np.nan)
-    return pd.DataFrame({"mean": found["mean"], "spread": spread})
-
-
-def _mean(rows: pd.DataFrame) -> pd.Series:
-    """The mean loss of a run's buckets, weighted by their tokens."""
-    weighted = (
-        rows.assign(nats=rows["value"] * rows["count"]).groupby(["label", "run"])[["nats", "count"]].sum()
-    )
-    return weighted["nats"] / weighted["count"]
-
-
-# Comparison of the same runs on two machines, whose numbers differ by rounding.
-#
-# A run's id says nothing of the machine it trained on. Another processor, or other instructions of the same one, sums
-# in another order; training multiplies the difference.
-
-
-def place(runs: pd.DataFrame) -> pd.Series:
-    """Return the machine of each run as text: processor or GPU, its instructions, threads."""
-    instructions = runs["capability"].map(lambda known: "" if pd.isna(known) else f", {known}")
-    return runs["gpu"].fillna(runs["cpu"]) + instructions + ", " + runs["threads"].map(whole) + " thread(s)"
-
-
-def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFrame:
-    """Return a row a run that both results hold: run, label, seed, loss_a, loss_b, difference (b − a), rank_a, rank_b.
-
-    The loss is what orders the models of a (nats/token, or bits per byte); attrs["metric"] names it. A rank is the
-    model's, from 1, by its mean over the runs that both hold. Columns machine_a and machine_b say where each ran.
-    Raises ResultsError where there is no common run.
-    """
-    first, second = (
-        with_final_validation(one if isinstance(one, Results) else load_results(one)) for one in (a, b)
-    )
-    metric = order_metric(first)
-    halves = [
-        runs.assign(machine=place(runs), loss=runs[metric]).drop_duplicates("run").dropna(subset=["loss"])
-        for runs in (first, second)
-    ]
-    columns = ["run", "loss", "machine"]
-    both = halves[0][["label", "seed", *columns]].merge(halves[1][columns], on="run", suffixes=("_a", "_b"))
-    if both.empty:
-        raise ResultsError("no run is in both results: their ids (content hashes) have none in common")
-    both["difference"] = both["loss_b"] - both["loss_a"]
-    for side in ("a", "b"):
-        means = both.groupby("label")[f"loss_{side}"].mean().rank(method="min").astype("int64")
-        both[f"rank_{side}"] = both["label"].map(means)
-    order = [
-        "run",
-        "label",
-        "seed",
-        "loss_a",
-        "loss_b",
-        "difference",
-        "rank_a",
-        "rank_b",
-        "machine_a",
-        "machine_b",
-    ]
-    found = both.sort_values(["rank_a", "label", "seed"], ignore_index=True)[order]
-    found.attrs["metric"] = metric
-    return found
-
-
-def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return `across_machines` by model: means over seeds, their difference, the largest of a run, spread of seeds.
-
-    seeds_a, seeds_b: the highest seed's loss minus the lowest's on each machine; n_seeds: how many both have.
-    """
-    grouped = runs.groupby("label", sort=False)
-    found = grouped.agg(
-        loss_a=("loss_a", "mean"),
-        loss_b=("loss_b", "mean"),
-        largest_of_a_run=("difference", lambda values: values.loc[values.abs().idxmax()]),
-        seeds_a=("loss_a", _spread),
-        seeds_b=("loss_b", _spread),
-        n_seeds=("seed", "nunique"),
-        rank_a=("rank_a", "first"),
-        rank_b=("rank_b", "first"),
-    )
-    found.insert(2, "difference", found["loss_b"] - found["loss_a"])
-    return found.reset_index()
-
-
-def _spread(values: pd.Series) -> float:
-    """Return the range of the seeds' values; NaN for a single seed."""
-    return values.max() - values.min() if len(values) > 1 else math.nan
-
-
-def machine_caveats(runs: pd.DataFrame) -> list[str]:
-    """Caveats about the number of machines, and the differences between them on the same runs."""
-    places = place(runs)
-    if places.nunique() <= 1:
-        return [
-            f"numbers of one machine ({listing(places.unique())}): another processor, or others of its instructions, "
-            "rounds otherwise, which may move a trained loss by as much as a seed does; "
-            "analysis.across_machines compares the same runs."
-        ]
-    counts = places.value_counts()
-    each = listing(f"{name} ({n} run{'s' * int(n > 1)})" for name, n in counts.items())
-    found = [
-        f"mixed machines, so speeds and memory cannot be compared, and losses differ by rounding too: {each}."
-    ]
-    return found + _repeated(runs.assign(place=places))
-
-
-def _repeated(runs: pd.DataFrame) -> list[str]:
-    """Caveat about runs that were trained on several machines and count once."""
-    there = runs.drop_duplicates(["run", "place"])
-    again = there[there.duplicated("run", keep=False)]
-    if again.empty:
-        return []
-    metric = order_metric(runs)
-    spread = again.groupby("run")[metric].agg(lambda values: values.max() - values.min())
-    widest = again.loc[again["run"] == spread.idxmax()].iloc[0] if spread.notna().any() else None
-    apart = (
-        ""
-        if widest is None
-        else f" The {NAMES[metric]} differs by up to {number(spread.max())} ({widest.label} seed {whole(widest.seed)})."
-    )
-    return [
-        f"{again['run'].nunique()} run(s) are there from several machines, under one id; the first found counts, and "
-        f"analysis.across_machines compares them.{apart}"
-    ]
-
-
-# Caveats about recipes: budgets, steps, learning rates and other settings in which compared models differ.
-
-SIZE = ("depth", "d_model")
-OTHER = {
-    "warmup_steps": "steps of warm-up",
-    "weight_decay": "weight decay",
-    "clip": "gradient norm limit",
-    "precision": "precision",
-    "seq_len": "tokens of context",
-    "pack": "packing",
-}
-"""Settings of a recipe, beside budget, steps and rates, that compared models should share."""
-
-
-def recipe_caveats(runs: pd.DataFrame) -> list[str]:
-    """Caveats of comparing runs with unequal recipes, one sentence each; of synthetic tasks within each task."""
-    return within_tasks(runs, lambda group: [*_budgets(group), *_steps(group), *_others(group)])
-
-
-def within_tasks(runs: pd.DataFrame, check: Callable[[pd.DataFrame], list[str]]) -> list[str]:
-    """Return the caveats of runs on text and of the runs of each task, these with the task's name before them.
-
-    What is said of several tasks in the same words is said once.
-    """
-    found: dict[str, list[str]] = {}
-    for task, group in by_task(runs):
-        for text in check(group):
-            found.setdefault(text, []).append(task)
-    several = runs["task"].nunique(dropna=False) > 1
-    return [
-        f"{listing(tasks, 20)}: {text}" if several and tasks != [""] else text
-        for text, tasks in found.items()
-    ]
-
-
-def counted(values: pd.Series) -> str:
-    """Format values with how many runs have each, the most frequent first: "5 (2 runs) and 3 (1 run)"."""
-    counts = values.value_counts(sort=True)
-    return listing(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
-
-
-def _budget(runs: pd.DataFrame) -> pd.Series:
-    return runs["planned_steps"] * runs["tokens_per_step"]
-
-
-def _budgets(runs: pd.DataFrame) -> list[str]:
-    found, budget = [], _budget(runs)
-    if budget.nunique() > 1:
-        alike = budget.groupby([runs[name] for name in SIZE]).nunique().le(1).all()
-        same = ", equal at each size" if alike else ""
-        found.append(f"unequal training budgets{same}: {counted(budget.map(engineering) + ' tokens')}.")
-    early = runs[runs["steps"] < runs["planned_steps"]]
-    if len(early):
-        each = (
-            f"{row.label} seed {whole(row.seed)} ({engineering(row.tokens)} tokens)"
-            for row in early.itertuples()
-        )
-        found.append(f"stopped before their budget was used: {listing(each, limit=4)}.")
-    return found
-
-
-def _steps(runs: pd.DataFrame) -> list[str]:
-    """Equal budgets in unequal numbers of steps."""
-    if _budget(runs).nunique() > 1 or runs["planned_steps"].nunique() < 2:
-        return []
-    return [f"equal tokens in unequal steps: {counted(runs['planned_steps'].map(whole) + ' steps')}."]
-
-
-def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
-    """Caveats about one learning rate for all models, unequal ones, or a sweep of some models only.
-
-    selection: `Results.selection`; rates that were selected for each model are as they should be, those of an earlier
-    study too.
-    """
-    return [] if len(selection) or runs["lr_study"].notna().all() else within_tasks(runs, _rates)
-
-
-def _rates(runs: pd.DataFrame) -> list[str]:
-    tried = runs.groupby("sweep")["lr"].nunique()
-    if len(tried) < 2 or (tried > 1).all():
-        return []
-    if (tried > 1).any():
-        names = labels(runs, "sweep", RATES)[runs["sweep"].map(tried) == 1].unique()
-        return [f"learning rates were swept for some models only: {listing(names)} had one each."]
-    if runs["lr"].nunique() > 1:
-        return [f"unequal learning rates: {counted(runs['lr'].map('{:g}'.format))}."]
-    rate = runs["lr"].dropna()
-    if rate.empty:
-        return []
-    return [
-        f"one learning rate, {rate.iloc[0]:g}, for all models: the best differs between architectures, and so may "
-        "their order at it; sweep optim.lr."
-    ]
-
-
-def _others(runs: pd.DataFrame) -> list[str]:
-    differing = [name for name in OTHER if runs[name].nunique(dropna=False) > 1]
-    each = (f"{OTHER[name]} {counted(runs[name].astype('str').fillna('none'))}" for name in differing)
-    return [f"unequal recipes: {'; '.join(each)}."] if differing else []
-
-
-# Caveats of training speeds: load of the machine while timing, and impossible MFU values.
-
-PEAKS_APART = 0.1
-"""Two measurements of one machine's peak that differ by more than this share mean that the machine was busy."""
-
-MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
-
-
-def above_peak(runs: pd.DataFrame) -> pd.Series:
-    """Return whether each run did more FLOP/s than its assumed peak: bool by row."""
-    rate = runs["tokens_per_second"] * runs["flops_training"]
-    return (rate > runs["mfu_peak_flops"]).fillna(False).astype("bool")
-
-
-def conditions(runs: pd.DataFrame) -> str:
-    """Return the load while each run trained, such as "2 cells at a time on 2 cores"."""
-    known = runs.dropna(subset=["workers"])
-    texts = [
-        _load_text(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)
-    ]
-    if len(known) < len(runs):
-        texts.append("how many runs at a time was not recorded" + ("" if known.empty else " for some"))
-    return listing(texts)
-
-
-def _load_text(workers: int, cores: int) -> str:
-    one = "1 core" if cores == 1 else f"{whole(cores)} cores"
-    return f"one cell at a time on {one}" if workers == 1 else f"{workers} cells at a time on {one}"
-
-
-def speed_caveats(runs: pd.DataFrame) -> list[str]:
-    """Caveats of comparing speeds, one sentence each."""
-    return [*_peaks(runs), *_shared_machine(runs)]
-
-
-def _peaks(runs: pd.DataFrame) -> list[str]:
-    found = []
-    faster = runs[above_peak(runs)]
-    if len(faster):
-        found.append(
-            f"above the peak: {_named(faster)} did more FLOP/s than the peak that was measured, on a busy machine; "
-            "no MFU is shown for them."
-        )
-    spread = runs.groupby(list(MACHINE), dropna=False)["mfu_peak_flops"].agg(["min", "max"])
-    apart = spread[spread["max"] > (1 + PEAKS_APART) * spread["min"]]
-    found += [
-        f"the peak of one machine was measured as {engineering(row['min'])} to {engineering(row['max'])} FLOP/s, while "
-        "other things ran: MFU of these runs cannot be compared."
-        for _, row in apart.iterrows()
-    ]
-    return found
-
-
-def _shared_machine(runs: pd.DataFrame) -> list[str]:
-    """Caveats about runs timed while others ran: several workers, or a load more than one core above their own."""
-    found = []
-    if (runs["workers"] > 1).any():
-        found.append(
-            f"speeds were measured beside other cells ({conditions(runs)}): they are no speeds of a machine alone."
-        )
-    unknown = int(runs["workers"].isna().sum())
-    if unknown:
-        found.append(
-            f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time "
-            "was not recorded."
-        )
-    own = runs["workers"].astype("float64") * runs["threads"].astype("float64")
-    busy = runs[runs["load"] > own + 1]
-    if len(busy):
-        found.append(
-            f"other processes took the machine as well while {_named(busy)} trained (load {busy['load'].min():.1f} to "
-            f"{busy['load'].max():.1f}): speeds are too low."
-        )
-    return found
-
-
-def _named(runs: pd.DataFrame) -> str:
-    return listing((f"{row.label} seed {whole(row.seed)}" for row in runs.itertuples()), limit=6)
-
-
-# Caveats of runs that ended while their loss was still falling: longer training may change who is ahead.
-
-LAST = 0.2
-"""The share of the training steps over which a fall is looked for."""
-
-LEAST = 0.01
-"""A fall (nats/token) below this is none, however well the seeds agree."""
-
-
-def still_falling_caveats(results: Results) -> list[str]:
-    """Caveats about models whose validation loss fell by more, at the end, than the seeds of a model differ.
-
-    Of synthetic tasks one a task.
-    """
-    text, tasks = results.of_text, results.of_tasks
-    parts = [(text, "nats/token")] + [
-        (tasks.part(tasks.runs["task"] == task), "nats/answer") for task in tasks.runs["task"].unique()
-    ]
-    return [said for part, unit in parts if len(part.runs) for said in _of_one(part, unit)]
-
-
-def _of_one(results: Results, unit: str) -> list[str]:
-    falls = last_falls(results)
-    apart = seeds_apart(results).reindex(falls.index)
-    falling = falls[falls > np.fmax(LEAST, apart)].sort_values(ascending=False)
-    if falling.empty:
-        return []
-    each = listing((f"{label} {fall:.3f}" for label, fall in falling.items()), limit=6)
-    return [
-        f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in {unit}: {each}"
-        f"{_seeds(apart[falling.index].dropna())}. Longer training may change the order."
-    ]
-
-
-def _seeds(apart: pd.Series) -> str:
-    if apart.empty:
-        return ""
-    least, most = f"{apart.min():.3f}", f"{apart.max():.3f}"
-    differ = least if least == most else f"{least} to {most}"
-    return f" (seeds of one model differ by {differ}, standard deviation)"
-
-
-def last_falls(results: Results) -> pd.Series:
-    """Return by label the fall (nats/token) of the validation loss over the LAST of the planned steps, mean over seeds.
-
-    Between two validations it is interpolated; runs that were not validated before that, or that stopped early, are
-    left out.
-    """
-    runs = unique_seeds(results.runs[results.runs["stopped"] != "early"])
-    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss", "step"])
-    falls = {}
-    for (experiment, run), curve in rows.groupby(["experiment", "run"]):
-        curve = curve.sort_values("step")
-        steps, losses = (curve[name].to_numpy("float64") for name in ("step", "loss"))
-        begin = (1 - LAST) * steps[-1]
-        if steps[0] <= begin:
-            falls[experiment, run] = np.interp(begin, steps, losses) - losses[-1]
-    own = runs.set_index(["experiment", "run"])["label"]
-    known = (
-        pd.Series(falls, dtype="float64").reindex(own.index) if falls else pd.Series(np.nan, index=own.index)
-    )
-    return known.groupby(own).mean().dropna()
-
-
-def seeds_apart(results: Results) -> pd.Series:
-    """Return by label the deviation between seeds of the last validation loss, shared by models that are not too noisy.
-
-    Seeds of one setting; of several settings under one label the largest. NaN where none has two
-    seeds; one noisy model has its own, and the others' stays what it is (`spread_of`).
-    """
-    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss"])
-    last = rows.sort_values("step", kind="stable").groupby(["experiment", "run"])["loss"].last()
-    runs = (
-        unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"]).dropna(subset=["last"])
-    )
-    groups = {key: group["last"].to_numpy("float64") for key, group in runs.groupby(["label", "setting"])}
-    deviations = spread_of(list(groups.values())).deviations if groups else []
-    found = pd.Series(deviations, index=[label for label, _ in groups], dtype="float64")
-    return found.groupby(level=0).max()
-
-
 SHOWN = 12
 """The number of problems inside runs that are listed one by one; `Results.problems` has them all."""
 
@@ -470,7 +36,7 @@ def caveats(results: Results) -> list[str]:
         equal_terms.caveats,
         _duplicates,
     )
-    found = _untested(runs) + _comparison_seeds(runs) + _unfinished(results.unfinished)
+    found = _untested(runs) + _seed_counts(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
     found += [
         *rate_caveats(runs, results.selection),
@@ -480,6 +46,9 @@ def caveats(results: Results) -> list[str]:
         *verdicts.caveats(runs, results.table("documents")),
     ]
     return found + _probes(results) + probes.caveats(results) + _other_problems(results)
+
+
+# Runs, code, texts and probes.
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
@@ -501,7 +70,7 @@ def _untested(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-def _comparison_seeds(runs: pd.DataFrame) -> list[str]:
+def _seed_counts(runs: pd.DataFrame) -> list[str]:
     """Caveats about the number of seeds scored by the metric that ranks the models."""
     seeds = (
         scored(unique_seeds(runs)).groupby("label")["seed"].agg(lambda values: tuple(sorted(values.dropna())))
@@ -619,3 +188,432 @@ def _other_problems(results: Results) -> list[str]:
     return inside[:SHOWN] + (
         [f"{more} more problems of this kind: see load_results(...).problems."] * (more > 0)
     )
+
+
+# Recipes: budgets, steps, learning rates and other settings in which compared models differ.
+
+SIZE = ("depth", "d_model")
+OTHER = {
+    "warmup_steps": "steps of warm-up",
+    "weight_decay": "weight decay",
+    "clip": "gradient norm limit",
+    "precision": "precision",
+    "seq_len": "tokens of context",
+    "pack": "packing",
+}
+"""Settings of a recipe, beside budget, steps and rates, that compared models should share."""
+
+
+def recipe_caveats(runs: pd.DataFrame) -> list[str]:
+    """Caveats of comparing runs with unequal recipes, one sentence each; of synthetic tasks within each task."""
+    return within_tasks(runs, lambda group: [*_budgets(group), *_steps(group), *_others(group)])
+
+
+def within_tasks(runs: pd.DataFrame, check: Callable[[pd.DataFrame], list[str]]) -> list[str]:
+    """Return the caveats of runs on text and of the runs of each task, these with the task's name before them.
+
+    What is said of several tasks in the same words is said once.
+    """
+    found: dict[str, list[str]] = {}
+    for task, group in by_task(runs):
+        for text in check(group):
+            found.setdefault(text, []).append(task)
+    several = runs["task"].nunique(dropna=False) > 1
+    return [
+        f"{listing(tasks, 20)}: {text}" if several and tasks != [""] else text
+        for text, tasks in found.items()
+    ]
+
+
+def counted(values: pd.Series) -> str:
+    """Format values with how many runs have each, the most frequent first: "5 (2 runs) and 3 (1 run)"."""
+    counts = values.value_counts(sort=True)
+    return listing(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
+
+
+def _budgets(runs: pd.DataFrame) -> list[str]:
+    found, budget = [], _budget(runs)
+    if budget.nunique() > 1:
+        alike = budget.groupby([runs[name] for name in SIZE]).nunique().le(1).all()
+        same = ", equal at each size" if alike else ""
+        found.append(f"unequal training budgets{same}: {counted(budget.map(engineering) + ' tokens')}.")
+    early = runs[runs["steps"] < runs["planned_steps"]]
+    if len(early):
+        each = (
+            f"{row.label} seed {whole(row.seed)} ({engineering(row.tokens)} tokens)"
+            for row in early.itertuples()
+        )
+        found.append(f"stopped before their budget was used: {listing(each, limit=4)}.")
+    return found
+
+
+def _budget(runs: pd.DataFrame) -> pd.Series:
+    return runs["planned_steps"] * runs["tokens_per_step"]
+
+
+def _steps(runs: pd.DataFrame) -> list[str]:
+    """Equal budgets in unequal numbers of steps."""
+    if _budget(runs).nunique() > 1 or runs["planned_steps"].nunique() < 2:
+        return []
+    return [f"equal tokens in unequal steps: {counted(runs['planned_steps'].map(whole) + ' steps')}."]
+
+
+def _others(runs: pd.DataFrame) -> list[str]:
+    differing = [name for name in OTHER if runs[name].nunique(dropna=False) > 1]
+    each = (f"{OTHER[name]} {counted(runs[name].astype('str').fillna('none'))}" for name in differing)
+    return [f"unequal recipes: {'; '.join(each)}."] if differing else []
+
+
+def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
+    """Caveats about one learning rate for all models, unequal ones, or a sweep of some models only.
+
+    selection: `Results.selection`; rates that were selected for each model are as they should be, those of an earlier
+    study too.
+    """
+    return [] if len(selection) or runs["lr_study"].notna().all() else within_tasks(runs, _rates)
+
+
+def _rates(runs: pd.DataFrame) -> list[str]:
+    tried = runs.groupby("sweep")["lr"].nunique()
+    if len(tried) < 2 or (tried > 1).all():
+        return []
+    if (tried > 1).any():
+        names = labels(runs, "sweep", RATES)[runs["sweep"].map(tried) == 1].unique()
+        return [f"learning rates were swept for some models only: {listing(names)} had one each."]
+    if runs["lr"].nunique() > 1:
+        return [f"unequal learning rates: {counted(runs['lr'].map('{:g}'.format))}."]
+    rate = runs["lr"].dropna()
+    if rate.empty:
+        return []
+    return [
+        f"one learning rate, {rate.iloc[0]:g}, for all models: the best differs between architectures, and so may "
+        "their order at it; sweep optim.lr."
+    ]
+
+
+# Losses that still fell at the end: longer training may change who is ahead.
+
+LAST = 0.2
+"""The share of the training steps over which a fall is looked for."""
+LEAST = 0.01
+"""A fall (nats/token) below this is none, however well the seeds agree."""
+
+
+def still_falling_caveats(results: Results) -> list[str]:
+    """Caveats about models whose validation loss fell by more, at the end, than the seeds of a model differ.
+
+    Of synthetic tasks one a task.
+    """
+    text, tasks = results.of_text, results.of_tasks
+    parts = [(text, "nats/token")] + [
+        (tasks.part(tasks.runs["task"] == task), "nats/answer") for task in tasks.runs["task"].unique()
+    ]
+    return [said for part, unit in parts if len(part.runs) for said in _of_one(part, unit)]
+
+
+def _of_one(results: Results, unit: str) -> list[str]:
+    falls = last_falls(results)
+    apart = seeds_apart(results).reindex(falls.index)
+    falling = falls[falls > np.fmax(LEAST, apart)].sort_values(ascending=False)
+    if falling.empty:
+        return []
+    each = listing((f"{label} {fall:.3f}" for label, fall in falling.items()), limit=6)
+    return [
+        f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in {unit}: {each}"
+        f"{_seeds(apart[falling.index].dropna())}. Longer training may change the order."
+    ]
+
+
+def _seeds(apart: pd.Series) -> str:
+    if apart.empty:
+        return ""
+    least, most = f"{apart.min():.3f}", f"{apart.max():.3f}"
+    differ = least if least == most else f"{least} to {most}"
+    return f" (seeds of one model differ by {differ}, standard deviation)"
+
+
+def last_falls(results: Results) -> pd.Series:
+    """Return by label the fall (nats/token) of the validation loss over the LAST of the planned steps, mean over seeds.
+
+    Between two validations it is interpolated; runs that were not validated before that, or that stopped early, are
+    left out.
+    """
+    runs = unique_seeds(results.runs[results.runs["stopped"] != "early"])
+    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss", "step"])
+    falls = {}
+    for (experiment, run), curve in rows.groupby(["experiment", "run"]):
+        curve = curve.sort_values("step")
+        steps, losses = (curve[name].to_numpy("float64") for name in ("step", "loss"))
+        begin = (1 - LAST) * steps[-1]
+        if steps[0] <= begin:
+            falls[experiment, run] = np.interp(begin, steps, losses) - losses[-1]
+    own = runs.set_index(["experiment", "run"])["label"]
+    known = (
+        pd.Series(falls, dtype="float64").reindex(own.index) if falls else pd.Series(np.nan, index=own.index)
+    )
+    return known.groupby(own).mean().dropna()
+
+
+def seeds_apart(results: Results) -> pd.Series:
+    """Return by label the deviation between seeds of the last validation loss, shared by models that are not too noisy.
+
+    Seeds of one setting; of several settings under one label the largest. NaN where none has two
+    seeds; one noisy model has its own, and the others' stays what it is (`spread_of`).
+    """
+    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss"])
+    last = rows.sort_values("step", kind="stable").groupby(["experiment", "run"])["loss"].last()
+    runs = (
+        unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"]).dropna(subset=["last"])
+    )
+    groups = {key: group["last"].to_numpy("float64") for key, group in runs.groupby(["label", "setting"])}
+    deviations = spread_of(list(groups.values())).deviations if groups else []
+    found = pd.Series(deviations, index=[label for label, _ in groups], dtype="float64")
+    return found.groupby(level=0).max()
+
+
+# Models that hardly use their context: their losses say little about how they mix tokens.
+
+EARLY, LATE = 1 / 8, 1 / 2
+"""Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
+UNKNOWN = (
+    "context not measured: no run has its loss early and late in it, so nothing shows that the models use theirs "
+    "(job=probe measures it)."
+)
+
+
+def context_use_caveats(results: Results) -> list[str]:
+    """Caveats about models whose loss does not fall along the context by more than their seeds differ, or is not known.
+
+    Synthetic tasks are left out: what they ask stands in the context.
+    """
+    try:
+        gains = context_gains(results)
+    except NoData:
+        of_text = results.runs[results.runs["task"].isna()]
+        return [UNKNOWN] if of_text["label"].nunique() > 1 else []
+    weak = gains[gains["mean"] <= gains["spread"].fillna(0.0)]
+    if weak.empty:
+        return []
+    each = listing((f"{row.Index} {row.mean:+.3f}" for row in weak.itertuples()), limit=6)
+    return [
+        f"context hardly used: from the first {EARLY:.0%} of the positions to the second half the loss of the same "
+        f"tokens falls by no more than seeds differ (nats/token: {each}), so it says little about how these models mix "
+        "tokens."
+    ]
+
+
+def context_gains(results: Results) -> pd.DataFrame:
+    """Return by label the mean over seeds of the loss early in the context minus that late in it, and their spread.
+
+    Columns: mean (nats/token, of the same tokens at both places), spread (highest minus lowest seed; missing with one
+    seed). Raises NoData where no run has its loss by position.
+    """
+    rows = select_axis(probe_measures(results, ("loss",)), "position")
+    rows = rows[rows["layer"].isna()].dropna(subset=["run"])
+    early = rows[rows["end"] <= EARLY * rows["seq_len"]]
+    late = rows[(rows["start"] >= LATE * rows["seq_len"]) & (rows["end"] <= rows["seq_len"])]
+    gains = (_mean(early) - _mean(late)).dropna()
+    if gains.empty:
+        raise NoData("no run has its loss at early and late positions within the trained length")
+    found = gains.groupby("label").agg(["mean", "min", "max", "count"])
+    spread = (found["max"] - found["min"]).where(found["count"] > 1, np.nan)
+    return pd.DataFrame({"mean": found["mean"], "spread": spread})
+
+
+def _mean(rows: pd.DataFrame) -> pd.Series:
+    """The mean loss of a run's buckets, weighted by their tokens."""
+    weighted = (
+        rows.assign(nats=rows["value"] * rows["count"]).groupby(["label", "run"])[["nats", "count"]].sum()
+    )
+    return weighted["nats"] / weighted["count"]
+
+
+# Speeds: load of the machine while timing, and impossible MFU values.
+
+PEAKS_APART = 0.1
+"""Two measurements of one machine's peak that differ by more than this share mean that the machine was busy."""
+MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
+
+
+def speed_caveats(runs: pd.DataFrame) -> list[str]:
+    """Caveats of comparing speeds, one sentence each."""
+    return [*_peaks(runs), *_shared_machine(runs)]
+
+
+def _peaks(runs: pd.DataFrame) -> list[str]:
+    found = []
+    faster = runs[above_peak(runs)]
+    if len(faster):
+        found.append(
+            f"above the peak: {_named(faster)} did more FLOP/s than the peak that was measured, on a busy machine; "
+            "no MFU is shown for them."
+        )
+    spread = runs.groupby(list(MACHINE), dropna=False)["mfu_peak_flops"].agg(["min", "max"])
+    apart = spread[spread["max"] > (1 + PEAKS_APART) * spread["min"]]
+    found += [
+        f"the peak of one machine was measured as {engineering(row['min'])} to {engineering(row['max'])} FLOP/s, while "
+        "other things ran: MFU of these runs cannot be compared."
+        for _, row in apart.iterrows()
+    ]
+    return found
+
+
+def above_peak(runs: pd.DataFrame) -> pd.Series:
+    """Return whether each run did more FLOP/s than its assumed peak: bool by row."""
+    rate = runs["tokens_per_second"] * runs["flops_training"]
+    return (rate > runs["mfu_peak_flops"]).fillna(False).astype("bool")
+
+
+def _shared_machine(runs: pd.DataFrame) -> list[str]:
+    """Caveats about runs timed while others ran: several workers, or a load more than one core above their own."""
+    found = []
+    if (runs["workers"] > 1).any():
+        found.append(
+            f"speeds were measured beside other cells ({conditions(runs)}): they are no speeds of a machine alone."
+        )
+    unknown = int(runs["workers"].isna().sum())
+    if unknown:
+        found.append(
+            f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time "
+            "was not recorded."
+        )
+    own = runs["workers"].astype("float64") * runs["threads"].astype("float64")
+    busy = runs[runs["load"] > own + 1]
+    if len(busy):
+        found.append(
+            f"other processes took the machine as well while {_named(busy)} trained (load {busy['load'].min():.1f} to "
+            f"{busy['load'].max():.1f}): speeds are too low."
+        )
+    return found
+
+
+def conditions(runs: pd.DataFrame) -> str:
+    """Return the load while each run trained, such as "2 cells at a time on 2 cores"."""
+    known = runs.dropna(subset=["workers"])
+    texts = [
+        _load_text(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)
+    ]
+    if len(known) < len(runs):
+        texts.append("how many runs at a time was not recorded" + ("" if known.empty else " for some"))
+    return listing(texts)
+
+
+def _load_text(workers: int, cores: int) -> str:
+    one = "1 core" if cores == 1 else f"{whole(cores)} cores"
+    return f"one cell at a time on {one}" if workers == 1 else f"{workers} cells at a time on {one}"
+
+
+def _named(runs: pd.DataFrame) -> str:
+    return listing((f"{row.label} seed {whole(row.seed)}" for row in runs.itertuples()), limit=6)
+
+
+# Machines: the same runs on two machines differ by rounding. A run's id says nothing of its machine; another processor,
+# or other instructions, sums in another order, and training multiplies the difference.
+
+
+def machine_caveats(runs: pd.DataFrame) -> list[str]:
+    """Caveats about the number of machines, and the differences between them on the same runs."""
+    places = place(runs)
+    if places.nunique() <= 1:
+        return [
+            f"numbers of one machine ({listing(places.unique())}): another processor, or others of its instructions, "
+            "rounds otherwise, which may move a trained loss by as much as a seed does; "
+            "analysis.across_machines compares the same runs."
+        ]
+    counts = places.value_counts()
+    each = listing(f"{name} ({n} run{'s' * int(n > 1)})" for name, n in counts.items())
+    found = [
+        f"mixed machines, so speeds and memory cannot be compared, and losses differ by rounding too: {each}."
+    ]
+    return found + _repeated(runs.assign(place=places))
+
+
+def _repeated(runs: pd.DataFrame) -> list[str]:
+    """Caveat about runs that were trained on several machines and count once."""
+    there = runs.drop_duplicates(["run", "place"])
+    again = there[there.duplicated("run", keep=False)]
+    if again.empty:
+        return []
+    metric = order_metric(runs)
+    spread = again.groupby("run")[metric].agg(lambda values: values.max() - values.min())
+    widest = again.loc[again["run"] == spread.idxmax()].iloc[0] if spread.notna().any() else None
+    apart = (
+        ""
+        if widest is None
+        else f" The {NAMES[metric]} differs by up to {number(spread.max())} ({widest.label} seed {whole(widest.seed)})."
+    )
+    return [
+        f"{again['run'].nunique()} run(s) are there from several machines, under one id; the first found counts, and "
+        f"analysis.across_machines compares them.{apart}"
+    ]
+
+
+def place(runs: pd.DataFrame) -> pd.Series:
+    """Return the machine of each run as text: processor or GPU, its instructions, threads."""
+    instructions = runs["capability"].map(lambda known: "" if pd.isna(known) else f", {known}")
+    return runs["gpu"].fillna(runs["cpu"]) + instructions + ", " + runs["threads"].map(whole) + " thread(s)"
+
+
+def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFrame:
+    """Return a row a run that both results hold: run, label, seed, loss_a, loss_b, difference (b − a), rank_a, rank_b.
+
+    The loss is what orders the models of a (nats/token, or bits per byte); attrs["metric"] names it. A rank is the
+    model's, from 1, by its mean over the runs that both hold. Columns machine_a and machine_b say where each ran.
+    Raises ResultsError where there is no common run.
+    """
+    first, second = (
+        with_final_validation(one if isinstance(one, Results) else load_results(one)) for one in (a, b)
+    )
+    metric = order_metric(first)
+    halves = [
+        runs.assign(machine=place(runs), loss=runs[metric]).drop_duplicates("run").dropna(subset=["loss"])
+        for runs in (first, second)
+    ]
+    columns = ["run", "loss", "machine"]
+    both = halves[0][["label", "seed", *columns]].merge(halves[1][columns], on="run", suffixes=("_a", "_b"))
+    if both.empty:
+        raise ResultsError("no run is in both results: their ids (content hashes) have none in common")
+    both["difference"] = both["loss_b"] - both["loss_a"]
+    for side in ("a", "b"):
+        means = both.groupby("label")[f"loss_{side}"].mean().rank(method="min").astype("int64")
+        both[f"rank_{side}"] = both["label"].map(means)
+    order = [
+        "run",
+        "label",
+        "seed",
+        "loss_a",
+        "loss_b",
+        "difference",
+        "rank_a",
+        "rank_b",
+        "machine_a",
+        "machine_b",
+    ]
+    found = both.sort_values(["rank_a", "label", "seed"], ignore_index=True)[order]
+    found.attrs["metric"] = metric
+    return found
+
+
+def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return `across_machines` by model: means over seeds, their difference, the largest of a run, spread of seeds.
+
+    seeds_a, seeds_b: the highest seed's loss minus the lowest's on each machine; n_seeds: how many both have.
+    """
+    grouped = runs.groupby("label", sort=False)
+    found = grouped.agg(
+        loss_a=("loss_a", "mean"),
+        loss_b=("loss_b", "mean"),
+        largest_of_a_run=("difference", lambda values: values.loc[values.abs().idxmax()]),
+        seeds_a=("loss_a", _spread),
+        seeds_b=("loss_b", _spread),
+        n_seeds=("seed", "nunique"),
+        rank_a=("rank_a", "first"),
+        rank_b=("rank_b", "first"),
+    )
+    found.insert(2, "difference", found["loss_b"] - found["loss_a"])
+    return found.reset_index()
+
+
+def _spread(values: pd.Series) -> float:
+    """Return the range of the seeds' values; NaN for a single seed."""
+    return values.max() - values.min() if len(values) > 1 else math.nan

@@ -1,4 +1,7 @@
-"""Publishing a study as small files that can be committed: tables of all its runs and chosen figures."""
+"""Publishing a study as small files that can be committed: tables of all its runs, chosen figures, and a page.
+
+`publish` is the entry; the sections after it make the parts: folder, provenance, README.md, configurations.
+"""
 
 from __future__ import annotations
 
@@ -32,220 +35,205 @@ from analysis.files import (
     write_text,
 )
 from analysis.gallery import draw, listed
-from analysis.loading import tables as selection
+from analysis.loading import tables
 from analysis.loading.files import NOT_RUNS, read_text
 from analysis.loading.results import TABLES, PathLike, Results, interrupted, records
 from analysis.loading.tables import SPLIT_TABLES
 from analysis.plotting.style import keep_lighter, save
 
-# The resolved configurations and the identities of a study's runs, in two files.
-#
-# Both have `common`, what all runs share, and `runs`, that in which each run differs; a section that several runs have
-# alike stands once, in `parts`, and the runs have its name. Merged recursively, they are a run's config.yaml, except
-# that folders of the machine are cut to their last part, and its identity: of that as JSON with sorted keys and without
-# spaces the SHA-256 gives the run's name (its first 12 digits). Earlier publications have no `parts`, and their
-# identities.json has every run's identity whole.
-
-CONFIGS, IDENTITIES = "configs.yaml", "identities.json"
-_HEAD = (
-    "# `common` is the same for all runs, `runs` is what each has beside it (and over it, node by node); `model-2` is\n"
-    "# the section of this name in `parts`.\n"
-)
-Tree = dict[str, Any]
+README = "README.md"
+DRAWN = (".png", ".svg", ".txt")
 
 
-class _Plain(yaml.SafeLoader):
-    """YAML loader without aliases, with which a few lines can expand to gigabytes."""
+@dataclass(frozen=True)
+class Publication:
+    """Options of a publication that a person chooses: question, figures, notes.
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("it has aliases, which no run writes")
-        return super().compose_node(parent, index)
-
-
-def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
-    """Return run -> configuration and run -> identity of all runs, from run folders or published files.
-
-    Raises ResultsError where a run has none that can be read.
+    question: what it asks; figures: names of figures; source: where to get its text, if it has no public name;
+    leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication; baseline: the
+    label that models are compared with (`analysis.comparing.verdicts.families`).
     """
-    stored = {folder: read_configurations(folder) for folder in dict.fromkeys(results.exported.values())}
-    configs, identities, unreadable = {}, {}, []
-    for home, row in zip(results.run_folders(), results.runs.itertuples(), strict=True):
-        try:
-            if home is None:
-                found = _stored(stored[results.exported[row.experiment, row.run]], row.run)
-            else:
-                found = _load(home, "config.yaml"), _load(home, "identity.json")
-        except Unreadable as error:
-            unreadable.append(f"{row.experiment}/{row.run} ({error})")
-            continue
-        configs[row.run], identities[row.run] = found
-    if unreadable:
-        raise ResultsError(
-            f"no configuration or identity of {listing(unreadable, limit=3)}: a study is published from the folders of "
-            f"its runs, or from a published folder with {CONFIGS} and {IDENTITIES}"
-        )
-    return configs, identities
+
+    question: str | None
+    figures: tuple[str, ...] = ()
+    source: str | None = None
+    leave_out: tuple[str, ...] = ()
+    command: str = ""
+    commit: str | None = None
+    dirty: bool | None = None
+    baseline: str | None = None
 
 
-class Unreadable(Exception):
-    """Raised for a configuration or identity file that is missing or damaged."""
+def publish(results: Results, published: PathLike, publication: Publication) -> Path:
+    """Write a study into the folder ``published``/EXPERIMENT and return that; `load_results` reads it back.
+
+    Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
+    tables, comparison.csv and figures (SVG or PNG, which is smaller, and the caption as text); those of an earlier
+    publication are deleted. All files are as small as they can be: they are committed. The section
+    "Findings" of its README.md, which people write, stays.
+    Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
+    The runs may come from their own folders or from what was published of them.
+
+    Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
+    without a recorded source, for a figure or a baseline that does not exist or that these results do not support, and
+    for a folder that cannot be used (`target`).
+    """
+    folder = target(results, Path(published))
+    facts = _provenance(results, publication)
+    configs, identities = gather(results)
+    figures = [_drawn(name, results) for name in _known(publication.figures)]
+    warnings = [without_paths(text) for text in caveats(results)]
+    runs = with_final_validation(results)
+    table = compare(runs, publication.baseline)
+    said = answers(families(runs, order_metric(runs), publication.baseline), results.table("documents"))
+    shown = portable(results, _tables(publication.leave_out))
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        remove_partials(folder)
+        earlier, written = _earlier(folder), _findings(folder)
+        (folder / README).unlink(
+            missing_ok=True
+        )  # without it, a publication that was killed is recognised as incomplete
+        files = [*shown.to_parquet(folder, small=True), *write_configurations(folder, configs, identities)]
+        files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
+        if len(results.selection):
+            write = partial(results.selection.to_csv, index=False)
+            files.append(write_atomically(folder / tables.FILE, write))
+        files += [file for one in figures for file in one.write(folder)]
+        names = sorted({file.name for file in files} | {README, FILE})
+        facts = replace(facts, files=names)
+        write_provenance(folder, facts)
+        for name in earlier - set(names):
+            (folder / name).unlink(missing_ok=True)
+        write_text(folder / README, readme(shown, facts, warnings, said, written))
+    return folder
 
 
-def _load(folder: Path, name: str) -> Tree:
-    """The mapping in a YAML or JSON file of a folder. Raises Unreadable."""
+def missing_parts(folder: PathLike) -> list[str]:
+    """List the missing parts: a published folder must lead to its commands, code, configurations and text."""
+    from analysis.loading.results import load_results
+
+    folder = Path(folder)
     try:
-        text = read_text(folder, name)
-        value = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=_Plain)
-    except FileNotFoundError:
-        raise Unreadable(f"no {name}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise Unreadable(f"{name} cannot be read: {' '.join(str(error).split())}") from error
-    except RecursionError:
-        raise Unreadable(f"{name} is nested too deep") from None
-    if not isinstance(value, dict):
-        raise Unreadable(f"{name} holds no mapping")
-    return value
+        results, facts = load_results(folder), read_provenance(folder)
+    except ResultsError as error:
+        return [str(error)]
+    configs, identities = read_configurations(folder)
+    runs = set(results.runs["run"])
+    found = [f"no {README}"] * (not (folder / README).is_file())
+    for name, rows in ((CONFIGS, configs), (IDENTITIES, identities)):
+        found += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
+    if facts is None:
+        return [*found, f"no {FILE}"]
+    probed = {run for one in facts.probing for run in one.runs}
+    tables = [results.table(name) for name in TABLES if name != "training"]
+    seen = {run for table in tables for run in table["run"]}
+    found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
+    found += [f"no {name}" for name in facts.files if name != README and not (folder / name).is_file()]
+    return found + ["no question"] * (not facts.question.strip())
 
 
-def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tuple[Tree, Tree]:
-    """A run's two mappings among those of a published folder. Raises Unreadable."""
-    for rows, name in zip(published, (CONFIGS, IDENTITIES), strict=True):
-        if not isinstance(rows.get(run), dict):
-            raise Unreadable(f"not in {name}")
-    return published[0][run], published[1][run]
+def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
+    """Return the results without paths of this machine, and with the named probe tables only."""
+    runs = results.runs.assign(
+        folder=results.runs["experiment"] + "/" + results.runs["run"],
+        command=results.runs["command"].map(without_paths, na_action="ignore"),
+    )
+    kept = set(tables)
+    frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
+    frames |= {name: results.table(name) for name in SPLIT_TABLES}
+    return replace(results, runs=runs, tables=frames)
 
 
-def read_configurations(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
-    """Read run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
+@dataclass(frozen=True)
+class _Drawn:
+    name: str
+    figure: Figure
+    caption: str
+
+    def write(self, folder: Path) -> list[Path]:
+        return [
+            keep_lighter(*save(self.figure, folder / self.name)),
+            write_text(folder / f"{self.name}.txt", self.caption + "\n"),
+        ]
+
+
+def _drawn(name: str, results: Results) -> _Drawn:
     try:
-        configs = _whole(_load(folder, CONFIGS))
-    except (Unreadable, KeyError, AttributeError, TypeError):
-        configs = {}
+        figure, caption, _ = draw(name, results)
+    except NoData as reason:
+        raise ResultsError(f"figure {name}: {reason}") from reason
+    return _Drawn(name, figure, caption)
+
+
+def _known(figures: Iterable[str]) -> list[str]:
+    known = [entry.name for entry in listed()]
+    for name in figures:
+        if name not in known:
+            raise unknown("figure", name, known)
+    return list(dict.fromkeys(figures))
+
+
+def _tables(leave_out: Iterable[str]) -> list[str]:
+    """The tables of probes to publish."""
+    for name in leave_out:
+        if name not in TABLES:
+            raise ResultsError(f"no table '{name}' to leave out; there are {', '.join(TABLES)}")
+    return [name for name in TABLES if name not in set(leave_out)]
+
+
+def _provenance(results: Results, publication: Publication) -> Provenance:
+    question = " ".join((publication.question or "").split())
+    if not question:
+        raise ResultsError("what does this study ask? Say so in a sentence: 'question=\"Does ... ?\"'")
+    read = (read_provenance(folder) for folder in dict.fromkeys(results.exported.values()))
+    earlier = [one for one in read if one is not None]
+    source = publication.source or ""
+    origins(results, source)
+    return Provenance(
+        question=question,
+        command=without_paths(publication.command),
+        commit=publication.commit,
+        dirty=publication.dirty,
+        source=" ".join(source.split()),
+        probing=probing(results, earlier),
+        notes=list(dict.fromkeys(note for one in earlier for note in one.notes)),
+    )
+
+
+def _earlier(folder: Path) -> set[str]:
+    """Names of the figures and tables that earlier publications wrote: those listed and those found in the folder."""
     try:
-        file = _load(folder, IDENTITIES)
-        identities = _whole(file) if "runs" in file else file
-    except (Unreadable, KeyError, AttributeError, TypeError):
-        identities = {}
-    return configs, identities
+        facts = read_provenance(folder)
+    except ResultsError:
+        facts = None
+    figures = {f"{entry.name}{suffix}" for entry in listed() for suffix in DRAWN}
+    known = figures | {f"{name}.parquet" for name in TABLES}
+    written = {name for name in (facts.files if facts else ()) if name.endswith((*DRAWN, ".parquet"))}
+    return {path.name for path in folder.iterdir() if path.name in known | written and not path.is_dir()}
 
 
-def _whole(file: Tree) -> dict[str, Tree]:
-    """Return run -> tree of what `_shared` made."""
-    parts = file.get("parts", {})
-
-    def section(key: str, value: Any) -> Any:
-        return parts.get(value, value) if isinstance(value, str) and value.startswith(f"{key}-") else value
-
-    named = {
-        run: {key: section(key, value) for key, value in own.items()} for run, own in file["runs"].items()
-    }
-    return {run: joined(file["common"], own) for run, own in named.items()}
+def _findings(folder: Path) -> str:
+    """The section that people wrote into the page of an earlier publication."""
+    try:
+        return findings((folder / README).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
-def _shared(trees: dict[str, Tree]) -> Tree:
-    """Return `common`, `parts` (if there are any) and `runs` of run -> tree; `_whole` is the inverse."""
-    same = common(list(trees.values()))
-    rest = {run: difference(same, tree) for run, tree in trees.items()}
-    found: dict[tuple[str, str], list[Tree]] = {}  # the sections of equal text
-    for own in rest.values():
-        for key, value in own.items():
-            if isinstance(value, dict):
-                found.setdefault((key, _text(value)), []).append(value)
-    names: dict[tuple[str, str], str] = {}
-    parts: Tree = {}
-    for (key, text), sections in found.items():
-        if len(sections) > 1:
-            name = f"{key}-{1 + sum(other == key for other, _ in names)}"
-            names[key, text], parts[name] = name, sections[0]
-    runs = {
-        run: {
-            key: names.get((key, _text(value)), value) if isinstance(value, dict) else value
-            for key, value in own.items()
-        }
-        for run, own in rest.items()
-    }
-    return {"common": same, **({"parts": parts} if parts else {}), "runs": runs}
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock a folder for this publication; another one waits."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
-def write_configurations(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
-    """Write configs.yaml and identities.json into a folder; returns their paths."""
-    told = _shared({run: _portable(config) for run, config in configs.items()})
-    # leaves in one line, or the settings of 198 runs take 200 kB
-    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
-    return [
-        write_text(folder / CONFIGS, _HEAD + text),
-        write_text(folder / IDENTITIES, _lines(_shared(identities))),
-    ]
-
-
-def _hashed(identity: Tree) -> str:
-    """Return the text whose hash is a run's name."""
-    return json.dumps(identity, sort_keys=True, separators=(",", ":"))
-
-
-def _lines(told: Tree) -> str:
-    """Return JSON with a line for what is common, for every part and for every run."""
-    blocks = [f'"common": {_hashed(told["common"])}']
-    for name in ("parts", "runs"):
-        rows = ",\n".join(f"{json.dumps(key)}: {_hashed(value)}" for key, value in told.get(name, {}).items())
-        blocks += [f'"{name}": {{\n{rows}\n}}'] if rows else []
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
-
-
-def _portable(value: Any) -> Any:
-    """A configuration without this machine's folders (of an absolute path, its last part), in the order of its keys."""
-    if isinstance(value, dict):
-        return {key: _portable(value[key]) for key in sorted(value, key=str)}
-    if isinstance(value, list):
-        return [_portable(item) for item in value]
-    return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-
-
-def common(trees: list[Tree]) -> Tree:
-    """Return the part of nested dictionaries that is equal in all of them, node by node."""
-    first, out = trees[0], {}
-    for key, value in first.items():
-        others = [tree.get(key) for tree in trees]
-        if not all(key in tree for tree in trees):
-            continue
-        if all(isinstance(other, dict) for other in others):
-            out[key] = common(others)
-        elif all(_same(value, other) for other in others):
-            out[key] = value
-    return out
-
-
-def difference(shared: Tree, tree: Tree) -> Tree:
-    """Return the part of a tree that the shared part does not have; `joined` is the inverse."""
-    out = {}
-    for key, value in tree.items():
-        if key not in shared:
-            out[key] = value
-        elif isinstance(value, dict) and (rest := difference(shared[key], value)):
-            out[key] = rest
-    return out
-
-
-def joined(shared: Tree, own: Tree) -> Tree:
-    """Merge a shared part and the rest into one tree."""
-    out = dict(shared)
-    for key, value in own.items():
-        nested = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = joined(out[key], value) if nested else value
-    return out
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Python takes 1, 1.0 and True for equal; a configuration does not."""
-    return _text(a) == _text(b)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, default=repr)
-
-
-# Choice of the folder of a published study, which lies below the folder of all published studies.
+# The folder of a published study, below the folder of all published studies.
 
 LONGEST_NAME = 100
 """Characters of a folder's name; file systems take 255 bytes."""
@@ -290,14 +278,11 @@ def _plain(name: str) -> bool:
     )
 
 
-# Provenance of a study: its question, commands, code, texts and probe passes.
-#
-# provenance.json in a published folder holds the facts that are neither in runs.parquet nor in configs.yaml; README.md
-# lists them all.
+# Provenance: question, commands, code, texts and probe passes. provenance.json holds the facts that are neither in
+# runs.parquet nor in configs.yaml; README.md lists them all.
 
 FILE = "provenance.json"
 ABSOLUTE = re.compile(r"(?<![\w.])(?<!:/)/(?:[^\s'\"/]+/+)+([^\s'\"/]+)/*")
-
 PUBLIC = {
     "pydocs": "ships with every Python: `data=pydocs` takes the documentation, docstrings and comments of the one it "
     "runs on; the same version gives the same text",
@@ -305,21 +290,6 @@ PUBLIC = {
     "wikitext2": "`data=wikitext2` reads it from the hub: Salesforce/wikitext, wikitext-2-raw-v1 (CC BY-SA 3.0)",
 }
 """Where the text of a data configuration can be had by everybody."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass of job=probe over some runs.
-
-    settings: the settings of the pass; known_from: the source of these, if the pass itself did not record them.
-    """
-
-    runs: list[str]
-    command: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    commit: str | None = None
-    dirty: bool | None = None
-    known_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -338,6 +308,21 @@ class Provenance:
     probing: list[Pass] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of job=probe over some runs.
+
+    settings: the settings of the pass; known_from: the source of these, if the pass itself did not record them.
+    """
+
+    runs: list[str]
+    command: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    commit: str | None = None
+    dirty: bool | None = None
+    known_from: str | None = None
 
 
 def without_paths(text: str) -> str:
@@ -442,7 +427,7 @@ def origins(results: Results, source: str) -> list[str]:
     return found + [f"{text}: {source}" for text in dict.fromkeys(text for _, text in unknown)]
 
 
-# README.md of a published study: its question, the origin of its numbers, and commands to repeat it.
+# README.md: the question, the origin of the numbers, and commands to repeat them.
 
 FINDINGS = "## Findings"
 """Heading of the section that people write and that a later publication keeps: an entry a question."""
@@ -626,193 +611,208 @@ def _shown(value: Any) -> str:
     return re.sub(r"([`<>|\[\]*\\])", r"\\\1", " ".join(str(value).split()))
 
 
-README = "README.md"
-DRAWN = (".png", ".svg", ".txt")
+# Configurations and identities of all runs, in two files.
+#
+# Both have `common`, what all runs share, and `runs`, that in which each run differs; a section that several runs have
+# alike stands once, in `parts`, and the runs have its name. Merged recursively, they are a run's config.yaml, except
+# that folders of the machine are cut to their last part, and its identity: as JSON with sorted keys and no spaces, its
+# SHA-256 gives the run's name (its first 12 digits). Earlier publications have no `parts`, and their identities.json
+# has every run's identity whole.
+
+CONFIGS, IDENTITIES = "configs.yaml", "identities.json"
+_HEAD = (
+    "# `common` is the same for all runs, `runs` is what each has beside it (and over it, node by node); `model-2` is\n"
+    "# the section of this name in `parts`.\n"
+)
+Tree = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Publication:
-    """Options of a publication that a person chooses: question, figures, notes.
+def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """Return run -> configuration and run -> identity of all runs, from run folders or published files.
 
-    question: what it asks; figures: names of figures; source: where to get its text, if it has no public name;
-    leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication; baseline: the
-    label that models are compared with (`analysis.comparing.verdicts.families`).
+    Raises ResultsError where a run has none that can be read.
     """
-
-    question: str | None
-    figures: tuple[str, ...] = ()
-    source: str | None = None
-    leave_out: tuple[str, ...] = ()
-    command: str = ""
-    commit: str | None = None
-    dirty: bool | None = None
-    baseline: str | None = None
-
-
-def publish(results: Results, published: PathLike, publication: Publication) -> Path:
-    """Write a study into the folder ``published``/EXPERIMENT and return that; `load_results` reads it back.
-
-    Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
-    tables, comparison.csv and figures (SVG or PNG, which is smaller, and the caption as text); those of an earlier
-    publication are deleted. All files are as small as they can be: they are committed. The section
-    "Findings" of its README.md, which people write, stays.
-    Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
-    The runs may come from their own folders or from what was published of them.
-
-    Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
-    without a recorded source, for a figure or a baseline that does not exist or that these results do not support, and
-    for a folder that cannot be used (`analysis.publishing`).
-    """
-    folder = target(results, Path(published))
-    facts = _provenance(results, publication)
-    configs, identities = gather(results)
-    figures = [_drawn(name, results) for name in _known(publication.figures)]
-    warnings = [without_paths(text) for text in caveats(results)]
-    runs = with_final_validation(results)
-    table = compare(runs, publication.baseline)
-    said = answers(families(runs, order_metric(runs), publication.baseline), results.table("documents"))
-    shown = portable(results, _tables(publication.leave_out))
-    folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        remove_partials(folder)
-        earlier, written = _earlier(folder), _findings(folder)
-        (folder / README).unlink(
-            missing_ok=True
-        )  # without it, a publication that was killed is recognised as incomplete
-        files = [*shown.to_parquet(folder, small=True), *write_configurations(folder, configs, identities)]
-        files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
-        if len(results.selection):
-            write = partial(results.selection.to_csv, index=False)
-            files.append(write_atomically(folder / selection.FILE, write))
-        files += [file for one in figures for file in one.write(folder)]
-        names = sorted({file.name for file in files} | {README, FILE})
-        facts = replace(facts, files=names)
-        write_provenance(folder, facts)
-        for name in earlier - set(names):
-            (folder / name).unlink(missing_ok=True)
-        write_text(folder / README, readme(shown, facts, warnings, said, written))
-    return folder
+    stored = {folder: read_configurations(folder) for folder in dict.fromkeys(results.exported.values())}
+    configs, identities, unreadable = {}, {}, []
+    for home, row in zip(results.run_folders(), results.runs.itertuples(), strict=True):
+        try:
+            if home is None:
+                found = _stored(stored[results.exported[row.experiment, row.run]], row.run)
+            else:
+                found = _load(home, "config.yaml"), _load(home, "identity.json")
+        except Unreadable as error:
+            unreadable.append(f"{row.experiment}/{row.run} ({error})")
+            continue
+        configs[row.run], identities[row.run] = found
+    if unreadable:
+        raise ResultsError(
+            f"no configuration or identity of {listing(unreadable, limit=3)}: a study is published from the folders of "
+            f"its runs, or from a published folder with {CONFIGS} and {IDENTITIES}"
+        )
+    return configs, identities
 
 
-def missing_parts(folder: PathLike) -> list[str]:
-    """List the missing parts: a published folder must lead to its commands, code, configurations and text."""
-    from analysis.loading.results import load_results
+class Unreadable(Exception):
+    """Raised for a configuration or identity file that is missing or damaged."""
 
-    folder = Path(folder)
+
+def _load(folder: Path, name: str) -> Tree:
+    """The mapping in a YAML or JSON file of a folder. Raises Unreadable."""
     try:
-        results, facts = load_results(folder), read_provenance(folder)
-    except ResultsError as error:
-        return [str(error)]
-    configs, identities = read_configurations(folder)
-    runs = set(results.runs["run"])
-    found = [f"no {README}"] * (not (folder / README).is_file())
-    for name, rows in ((CONFIGS, configs), (IDENTITIES, identities)):
-        found += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
-    if facts is None:
-        return [*found, f"no {FILE}"]
-    probed = {run for one in facts.probing for run in one.runs}
-    tables = [results.table(name) for name in TABLES if name != "training"]
-    seen = {run for table in tables for run in table["run"]}
-    found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
-    found += [f"no {name}" for name in facts.files if name != README and not (folder / name).is_file()]
-    return found + ["no question"] * (not facts.question.strip())
+        text = read_text(folder, name)
+        value = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=_Plain)
+    except FileNotFoundError:
+        raise Unreadable(f"no {name}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise Unreadable(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise Unreadable(f"{name} is nested too deep") from None
+    if not isinstance(value, dict):
+        raise Unreadable(f"{name} holds no mapping")
+    return value
 
 
-def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
-    """Return the results without paths of this machine, and with the named probe tables only."""
-    runs = results.runs.assign(
-        folder=results.runs["experiment"] + "/" + results.runs["run"],
-        command=results.runs["command"].map(without_paths, na_action="ignore"),
-    )
-    kept = set(tables)
-    frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
-    frames |= {name: results.table(name) for name in SPLIT_TABLES}
-    return replace(results, runs=runs, tables=frames)
+class _Plain(yaml.SafeLoader):
+    """YAML loader without aliases, with which a few lines can expand to gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("it has aliases, which no run writes")
+        return super().compose_node(parent, index)
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    name: str
-    figure: Figure
-    caption: str
-
-    def write(self, folder: Path) -> list[Path]:
-        return [
-            keep_lighter(*save(self.figure, folder / self.name)),
-            write_text(folder / f"{self.name}.txt", self.caption + "\n"),
-        ]
+def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tuple[Tree, Tree]:
+    """A run's two mappings among those of a published folder. Raises Unreadable."""
+    for rows, name in zip(published, (CONFIGS, IDENTITIES), strict=True):
+        if not isinstance(rows.get(run), dict):
+            raise Unreadable(f"not in {name}")
+    return published[0][run], published[1][run]
 
 
-def _drawn(name: str, results: Results) -> _Drawn:
+def read_configurations(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """Read run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
     try:
-        figure, caption, _ = draw(name, results)
-    except NoData as reason:
-        raise ResultsError(f"figure {name}: {reason}") from reason
-    return _Drawn(name, figure, caption)
-
-
-def _known(figures: Iterable[str]) -> list[str]:
-    known = [entry.name for entry in listed()]
-    for name in figures:
-        if name not in known:
-            raise unknown("figure", name, known)
-    return list(dict.fromkeys(figures))
-
-
-def _tables(leave_out: Iterable[str]) -> list[str]:
-    """The tables of probes to publish."""
-    for name in leave_out:
-        if name not in TABLES:
-            raise ResultsError(f"no table '{name}' to leave out; there are {', '.join(TABLES)}")
-    return [name for name in TABLES if name not in set(leave_out)]
-
-
-def _provenance(results: Results, publication: Publication) -> Provenance:
-    question = " ".join((publication.question or "").split())
-    if not question:
-        raise ResultsError("what does this study ask? Say so in a sentence: 'question=\"Does ... ?\"'")
-    read = (read_provenance(folder) for folder in dict.fromkeys(results.exported.values()))
-    earlier = [one for one in read if one is not None]
-    source = publication.source or ""
-    origins(results, source)
-    return Provenance(
-        question=question,
-        command=without_paths(publication.command),
-        commit=publication.commit,
-        dirty=publication.dirty,
-        source=" ".join(source.split()),
-        probing=probing(results, earlier),
-        notes=list(dict.fromkeys(note for one in earlier for note in one.notes)),
-    )
-
-
-def _earlier(folder: Path) -> set[str]:
-    """Names of the figures and tables that earlier publications wrote: those listed and those found in the folder."""
+        configs = _whole(_load(folder, CONFIGS))
+    except (Unreadable, KeyError, AttributeError, TypeError):
+        configs = {}
     try:
-        facts = read_provenance(folder)
-    except ResultsError:
-        facts = None
-    figures = {f"{entry.name}{suffix}" for entry in listed() for suffix in DRAWN}
-    known = figures | {f"{name}.parquet" for name in TABLES}
-    written = {name for name in (facts.files if facts else ()) if name.endswith((*DRAWN, ".parquet"))}
-    return {path.name for path in folder.iterdir() if path.name in known | written and not path.is_dir()}
+        file = _load(folder, IDENTITIES)
+        identities = _whole(file) if "runs" in file else file
+    except (Unreadable, KeyError, AttributeError, TypeError):
+        identities = {}
+    return configs, identities
 
 
-def _findings(folder: Path) -> str:
-    """The section that people wrote into the page of an earlier publication."""
-    try:
-        return findings((folder / README).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return ""
+def write_configurations(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
+    """Write configs.yaml and identities.json into a folder; returns their paths."""
+    told = _shared({run: _portable(config) for run, config in configs.items()})
+    # leaves in one line, or the settings of 198 runs take 200 kB
+    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return [
+        write_text(folder / CONFIGS, _HEAD + text),
+        write_text(folder / IDENTITIES, _lines(_shared(identities))),
+    ]
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder for this publication; another one waits."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def _whole(file: Tree) -> dict[str, Tree]:
+    """Return run -> tree of what `_shared` made."""
+    parts = file.get("parts", {})
+
+    def section(key: str, value: Any) -> Any:
+        return parts.get(value, value) if isinstance(value, str) and value.startswith(f"{key}-") else value
+
+    named = {
+        run: {key: section(key, value) for key, value in own.items()} for run, own in file["runs"].items()
+    }
+    return {run: joined(file["common"], own) for run, own in named.items()}
+
+
+def _shared(trees: dict[str, Tree]) -> Tree:
+    """Return `common`, `parts` (if there are any) and `runs` of run -> tree; `_whole` is the inverse."""
+    same = common(list(trees.values()))
+    rest = {run: difference(same, tree) for run, tree in trees.items()}
+    found: dict[tuple[str, str], list[Tree]] = {}  # the sections of equal text
+    for own in rest.values():
+        for key, value in own.items():
+            if isinstance(value, dict):
+                found.setdefault((key, _text(value)), []).append(value)
+    names: dict[tuple[str, str], str] = {}
+    parts: Tree = {}
+    for (key, text), sections in found.items():
+        if len(sections) > 1:
+            name = f"{key}-{1 + sum(other == key for other, _ in names)}"
+            names[key, text], parts[name] = name, sections[0]
+    runs = {
+        run: {
+            key: names.get((key, _text(value)), value) if isinstance(value, dict) else value
+            for key, value in own.items()
+        }
+        for run, own in rest.items()
+    }
+    return {"common": same, **({"parts": parts} if parts else {}), "runs": runs}
+
+
+def common(trees: list[Tree]) -> Tree:
+    """Return the part of nested dictionaries that is equal in all of them, node by node."""
+    first, out = trees[0], {}
+    for key, value in first.items():
+        others = [tree.get(key) for tree in trees]
+        if not all(key in tree for tree in trees):
+            continue
+        if all(isinstance(other, dict) for other in others):
+            out[key] = common(others)
+        elif all(_same(value, other) for other in others):
+            out[key] = value
+    return out
+
+
+def difference(shared: Tree, tree: Tree) -> Tree:
+    """Return the part of a tree that the shared part does not have; `joined` is the inverse."""
+    out = {}
+    for key, value in tree.items():
+        if key not in shared:
+            out[key] = value
+        elif isinstance(value, dict) and (rest := difference(shared[key], value)):
+            out[key] = rest
+    return out
+
+
+def joined(shared: Tree, own: Tree) -> Tree:
+    """Merge a shared part and the rest into one tree."""
+    out = dict(shared)
+    for key, value in own.items():
+        nested = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = joined(out[key], value) if nested else value
+    return out
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Python takes 1, 1.0 and True for equal; a configuration does not."""
+    return _text(a) == _text(b)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=repr)
+
+
+def _lines(told: Tree) -> str:
+    """Return JSON with a line for what is common, for every part and for every run."""
+    blocks = [f'"common": {_hashed(told["common"])}']
+    for name in ("parts", "runs"):
+        rows = ",\n".join(f"{json.dumps(key)}: {_hashed(value)}" for key, value in told.get(name, {}).items())
+        blocks += [f'"{name}": {{\n{rows}\n}}'] if rows else []
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def _hashed(identity: Tree) -> str:
+    """Return the text whose hash is a run's name."""
+    return json.dumps(identity, sort_keys=True, separators=(",", ":"))
+
+
+def _portable(value: Any) -> Any:
+    """A configuration without this machine's folders (of an absolute path, its last part), in the order of its keys."""
+    if isinstance(value, dict):
+        return {key: _portable(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list):
+        return [_portable(item) for item in value]
+    return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value

@@ -118,14 +118,14 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
         spread = off.groupby(names).agg(["min", "max"])
         spread = spread.loc[spread.abs().max(axis=1).sort_values(ascending=False, kind="stable").index]
         if len(spread):
-            each = (f"{name} {_range(low, high)}" for name, low, high in spread.itertuples())
+            each = (f"{name} {_deviation_range(low, high)}" for name, low, high in spread.itertuples())
             differences.append(f"{mark} {(WHAT | state)[column]} ({listing(each, limit=5)})")
     references = listing(found["matched_with"].map(names).drop_duplicates())
     same = f" of the same {listing(several)}" if several else ""
     return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
 
-def _range(low: float, high: float) -> str:
+def _deviation_range(low: float, high: float) -> str:
     shown = dict.fromkeys((deviation(low), deviation(high)))
     return " to ".join(shown)
 
@@ -261,12 +261,12 @@ def _sizes(models: pd.DataFrame, sizes: dict[str, str], baseline: str | None) ->
             continue
         agrees = max(high - 1, 1 - low) <= MATCHED
         found.append(
-            (f"{name} (within {MATCHED:.0%})" if agrees else f"{name} ({_equality_range(low, high)})", agrees)
+            (f"{name} (within {MATCHED:.0%})" if agrees else f"{name} ({_ratio_range(low, high)})", agrees)
         )
     return found
 
 
-def _equality_range(low: float, high: float) -> str:
+def _ratio_range(low: float, high: float) -> str:
     """Ratios as "0.031 to 2.4 times"."""
     ends = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (low, high)))
     return f"{ends} times"

@@ -426,7 +426,7 @@ def _findings(family: Family) -> list[str]:
     if (table["n_seeds"] < 2).all():
         return [_chance(others, name)]
     differs = others["difference_p"] < 0.05
-    found = _answer_differences(others[differs], name, _unit(family))
+    found = _better_and_worse(others[differs], name, _unit(family))
     tied = others[~differs & ~unknown]
     if len(tied):
         found.append(_tied(tied, name, _unit(family)))
@@ -455,7 +455,7 @@ def _chance(others: pd.DataFrame, baseline: str) -> str:
     return f"One seed of each model, so that no difference from {baseline} can be told from chance ({told})."
 
 
-def _answer_differences(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]:
+def _better_and_worse(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]:
     """A sentence for the models that are better, one for those that are worse; leads have theirs, by reason."""
     found = []
     for lead, group in sorted(rows.groupby("lead"), key=lambda pair: pair[0]):

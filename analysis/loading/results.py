@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from analysis import files
 from analysis.files import ResultsError, unknown, word, write_atomically, write_small_table
-from analysis.loading import tables as selection
+from analysis.loading import tables
 from analysis.loading.columns import METRIC_COLUMNS, METRIC_KEYS, RUN_COLUMNS, Column, labels
 from analysis.loading.files import (
     EXPORT,
@@ -290,13 +290,13 @@ class Results:
         read are named in `problems` from then on.
         """
         found = []
-        for place in selection.folders(self.places):
-            if os.path.lexists(place / selection.FILE):
+        for place in tables.folders(self.places):
+            if os.path.lexists(place / tables.FILE):
                 try:
-                    found.append(selection.read_selection(place))
+                    found.append(tables.read_selection(place))
                 except UNREADABLE as error:
-                    self._add_problem(f"{place}: {selection.FILE} cannot be read ({error})")
-        return pd.concat(found).drop_duplicates(ignore_index=True) if found else selection.none()
+                    self._add_problem(f"{place}: {tables.FILE} cannot be read ({error})")
+        return pd.concat(found).drop_duplicates(ignore_index=True) if found else tables.none()
 
     @cached_property
     def of_text(self) -> Results:

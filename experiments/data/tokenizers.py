@@ -36,76 +36,7 @@ from zoo.tokenization import (
     parallel,
 )
 
-# Training a tokenizer while signals are handled and the progress is told.
-
-
-def train_on(pieces: Iterable[str], call: Callable[[Iterator[str]], None], progress: bool = False) -> None:
-    """call(pieces), in a thread of its own: it comes back to Python, which handles signals, at its end only.
-
-    progress: say on stderr how far it is, where it takes long. Raises what the pieces or ``call`` raise, and Paused
-    where room is to be made. The thread then ends while it reads, or with this process.
-    """
-    work = _Work(pieces, call)
-    with tqdm(desc="training a tokenizer: reading", **_bar(progress)) as meter:
-        work.start()
-        try:
-            while work.is_alive():
-                work.join(0.1)
-                meter.update(work.read - meter.n)
-                if not work.reading:
-                    meter.set_description_str("training a tokenizer: merging", refresh=False)
-                if (told := signals.received()) is not None:
-                    raise signals.Paused(
-                        f"told to make room ({told.name}) while a tokenizer is trained; the same command begins it anew"
-                    )
-        except BaseException:
-            work.stopped = True
-            work.join(1)
-            raise
-    if work.error is not None:
-        raise work.error
-
-
-def _bar(progress: bool) -> dict[str, Any]:
-    every = 0.5 if sys.stderr.isatty() else 5.0
-    shape = {"bar_format": "{desc}, {n_fmt} characters, {elapsed}", "unit_scale": True}
-    return {**shape, "delay": 1, "miniters": 0, "mininterval": every, "disable": not progress}
-
-
-class _Work(threading.Thread):
-    def __init__(self, pieces: Iterable[str], call: Callable[[Iterator[str]], None]) -> None:
-        super().__init__(daemon=True)
-        self.pieces, self.call = pieces, call
-        self.read, self.reading, self.stopped = 0, True, False
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.call(self._fed())
-        except BaseException as error:
-            self.error = error
-
-    def _fed(self) -> Iterator[str]:
-        for piece in self.pieces:
-            if self.stopped:
-                raise InterruptedError
-            self.read += len(piece)
-            yield piece
-        self.reading = False
-
-
-PIECE = 1 << 16
-LONGEST_WORD = 1024
-"""Characters of a word that stays whole. Training a BPE takes time with the square of a word's length."""
-
-_BLANK = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s of the pre-tokenizer
-_ENDS_WORD = re.compile(r"[\t\n\r ](?=\S)|(?<=[^\W_])(?=[\W_])|(?<=[A-Za-z])(?=[0-9])")
-_STEP = LONGEST_WORD // 2
-_TRAINER_VERSION = 1
-_SMALLEST, _LARGEST = 257, 2**20  # entries of a BPE that is trained
-_TRAINED_FILE = "tokenizer.json"
-_GPT2_REPOSITORY = "gpt2"
-_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+# Kinds of tokenizers.
 
 
 class TokenizerKind(Protocol):
@@ -163,6 +94,68 @@ class _Bytes:
         return ByteTokenizer()
 
 
+# A byte-level BPE, trained on the text.
+
+_TRAINER_VERSION = 1
+_SMALLEST, _LARGEST = 257, 2**20  # entries of a BPE that is trained
+_TRAINED_FILE = "tokenizer.json"
+
+
+@register_tokenizer("bpe")
+class _Trained:
+    def check(self, cfg: DataConfig) -> None:
+        if cfg.vocab_size < _SMALLEST:
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is too small for a byte-level BPE: the 256 bytes and the "
+                f"document separator alone take {_SMALLEST}; give at least that, or data.tokenizer=bytes"
+            )
+        if (
+            cfg.vocab_size > _LARGEST
+        ):  # tokenizers reserves memory for all entries, and aborts where there is none
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is above {_LARGEST}, more than any text here fills"
+            )
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
+
+    def make(
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
+    ) -> Tokenizer:
+        def build(folder: Path) -> None:
+            (folder / _TRAINED_FILE).write_text(
+                train(texts(), cfg.vocab_size, progress).to_json(), encoding="utf-8"
+            )
+
+        key = content_hash([training, self.spec(cfg)])
+        folder = build_once(cache / "tokenizers", key, build, _damage_of_trained)
+        return BytePairTokenizer.restore(_read_trained(folder))
+
+
+def train(texts: Iterable[str], vocab_size: int, progress: bool = False) -> BytePairTokenizer:
+    """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
+
+    A text too small for so many merges gives fewer entries. The result depends on nothing but texts and size.
+    progress: say on stderr how far it is, where it takes long. Signals are acted upon meanwhile.
+    """
+    backend = assemble(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    fed = (piece for text in texts for piece in pieces(text))
+    with parallel():
+        train_on(fed, lambda pieces: backend.train_from_iterator(pieces, trainer), progress)
+    return BytePairTokenizer("bpe", backend)
+
+
 def assemble(model: models.BPE) -> Backend:
     """A backend that splits text as GPT-2 does and never puts a space in front."""
     backend = Backend(model)
@@ -171,16 +164,26 @@ def assemble(model: models.BPE) -> Backend:
     return backend
 
 
-def _all_numbers(text: str) -> bool:
-    return text.isnumeric() and not any(map(str.isalpha, text))  # some letters are numerals
+def _read_trained(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / _TRAINED_FILE).read_text(encoding="utf-8"))
 
 
-_KINDS = (  # of a word's characters: whether a text has no others
-    str.isalpha,
-    _all_numbers,
-    re.compile(rf"(?:[^\w{_BLANK}]|_)+").fullmatch,
-    re.compile(rf"[{_BLANK}]+").fullmatch,
-)
+def _damage_of_trained(folder: Path) -> str | None:
+    try:
+        BytePairTokenizer.restore(_read_trained(folder))
+    except Exception as error:  # the library raises bare Exception for tables that do not fit
+        return f"{_TRAINED_FILE}: {error}"
+    return None
+
+
+# Texts in pieces: the tokens of the pieces, joined, are those of the text.
+
+PIECE = 1 << 16
+LONGEST_WORD = 1024
+"""Characters of a word that stays whole. Training a BPE takes time with the square of a word's length."""
+_BLANK = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s of the pre-tokenizer
+_ENDS_WORD = re.compile(r"[\t\n\r ](?=\S)|(?<=[^\W_])(?=[\W_])|(?<=[A-Za-z])(?=[0-9])")
+_STEP = LONGEST_WORD // 2
 
 
 def pieces(text: str, length: int = PIECE) -> Iterator[str]:
@@ -236,71 +239,80 @@ def _cuts_in_words(text: str) -> Iterator[int]:
             place += _STEP
 
 
-def train(texts: Iterable[str], vocab_size: int, progress: bool = False) -> BytePairTokenizer:
-    """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
+def _all_numbers(text: str) -> bool:
+    return text.isnumeric() and not any(map(str.isalpha, text))  # some letters are numerals
 
-    A text too small for so many merges gives fewer entries. The result depends on nothing but texts and size.
-    progress: say on stderr how far it is, where it takes long. Signals are acted upon meanwhile.
+
+_KINDS = (  # of a word's characters: whether a text has no others
+    str.isalpha,
+    _all_numbers,
+    re.compile(rf"(?:[^\w{_BLANK}]|_)+").fullmatch,
+    re.compile(rf"[{_BLANK}]+").fullmatch,
+)
+
+
+# Training in a thread, so that signals are handled and progress is shown meanwhile.
+
+
+def train_on(pieces: Iterable[str], call: Callable[[Iterator[str]], None], progress: bool = False) -> None:
+    """call(pieces), in a thread of its own: it comes back to Python, which handles signals, at its end only.
+
+    progress: say on stderr how far it is, where it takes long. Raises what the pieces or ``call`` raise, and Paused
+    where room is to be made. The thread then ends while it reads, or with this process.
     """
-    backend = assemble(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[SEPARATOR],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    fed = (piece for text in texts for piece in pieces(text))
-    with parallel():
-        train_on(fed, lambda pieces: backend.train_from_iterator(pieces, trainer), progress)
-    return BytePairTokenizer("bpe", backend)
+    work = _Work(pieces, call)
+    with tqdm(desc="training a tokenizer: reading", **_bar(progress)) as meter:
+        work.start()
+        try:
+            while work.is_alive():
+                work.join(0.1)
+                meter.update(work.read - meter.n)
+                if not work.reading:
+                    meter.set_description_str("training a tokenizer: merging", refresh=False)
+                if (told := signals.received()) is not None:
+                    raise signals.Paused(
+                        f"told to make room ({told.name}) while a tokenizer is trained; the same command begins it anew"
+                    )
+        except BaseException:
+            work.stopped = True
+            work.join(1)
+            raise
+    if work.error is not None:
+        raise work.error
 
 
-@register_tokenizer("bpe")
-class _Trained:
-    def check(self, cfg: DataConfig) -> None:
-        if cfg.vocab_size < _SMALLEST:
-            raise UserError(
-                f"data.vocab_size={cfg.vocab_size} is too small for a byte-level BPE: the 256 bytes and the "
-                f"document separator alone take {_SMALLEST}; give at least that, or data.tokenizer=bytes"
-            )
-        if (
-            cfg.vocab_size > _LARGEST
-        ):  # tokenizers reserves memory for all entries, and aborts where there is none
-            raise UserError(
-                f"data.vocab_size={cfg.vocab_size} is above {_LARGEST}, more than any text here fills"
-            )
-
-    def spec(self, cfg: DataConfig) -> dict[str, Any]:
-        return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
-
-    def make(
-        self,
-        cfg: DataConfig,
-        texts: Callable[[], Iterable[str]],
-        training: str,
-        cache: Path,
-        progress: bool = False,
-    ) -> Tokenizer:
-        def build(folder: Path) -> None:
-            (folder / _TRAINED_FILE).write_text(
-                train(texts(), cfg.vocab_size, progress).to_json(), encoding="utf-8"
-            )
-
-        key = content_hash([training, self.spec(cfg)])
-        folder = build_once(cache / "tokenizers", key, build, _damage_of_trained)
-        return BytePairTokenizer.restore(_read_trained(folder))
+def _bar(progress: bool) -> dict[str, Any]:
+    every = 0.5 if sys.stderr.isatty() else 5.0
+    shape = {"bar_format": "{desc}, {n_fmt} characters, {elapsed}", "unit_scale": True}
+    return {**shape, "delay": 1, "miniters": 0, "mininterval": every, "disable": not progress}
 
 
-def _read_trained(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / _TRAINED_FILE).read_text(encoding="utf-8"))
+class _Work(threading.Thread):
+    def __init__(self, pieces: Iterable[str], call: Callable[[Iterator[str]], None]) -> None:
+        super().__init__(daemon=True)
+        self.pieces, self.call = pieces, call
+        self.read, self.reading, self.stopped = 0, True, False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.call(self._fed())
+        except BaseException as error:
+            self.error = error
+
+    def _fed(self) -> Iterator[str]:
+        for piece in self.pieces:
+            if self.stopped:
+                raise InterruptedError
+            self.read += len(piece)
+            yield piece
+        self.reading = False
 
 
-def _damage_of_trained(folder: Path) -> str | None:
-    try:
-        BytePairTokenizer.restore(_read_trained(folder))
-    except Exception as error:  # the library raises bare Exception for tables that do not fit
-        return f"{_TRAINED_FILE}: {error}"
-    return None
+# GPT-2's tokenizer, from its published tables.
+
+_GPT2_REPOSITORY = "gpt2"
+_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 @register_tokenizer("gpt2")

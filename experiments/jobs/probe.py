@@ -18,8 +18,7 @@ from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_measures, check_probe
 from experiments.probing import notices
-from experiments.probing import probe_run as probe_tables
-from experiments.probing.probe_run import find_runs, is_probed, probe_run, run_title, stream_rank
+from experiments.probing.probe_run import FOLDER, find_runs, is_probed, probe_run, run_title, stream_rank
 from experiments.runs import FAILURE, RunFailed, RunFolder
 from experiments.system import signals
 from experiments.system.processes import Bar
@@ -88,7 +87,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
 
 def _attempt(run: Path, config: Config) -> Attempt:
     """Probe a run; a failure is recorded in its folder probes/ and returned in one line."""
-    inside = RunFolder(run / probe_tables.FOLDER)
+    inside = RunFolder(run / FOLDER)
     try:
         made = probe_run(run, config)
     except UserError as error:

@@ -36,10 +36,9 @@ def run_sweep(configs: list[Config]) -> None:
     """Train all cells of a sweep that are not complete, `sweep.workers` at a time; with dry=true only list them."""
     with signals.loading():
         from experiments import sweep
-        from experiments import sweep as listing
 
     if configs[0].dry:
-        listing.list_cells(configs)
+        sweep.list_cells(configs)
     else:
         sweep.run_sweep(configs)
 

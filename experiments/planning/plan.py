@@ -1,6 +1,7 @@
-"""From a configuration to a planned run: checks before any work, the identity, the run folder, the block files.
+"""A configuration becomes a planned run: it is checked before any work, and its identity names its folder.
 
-A run records its block files (`block_files`) when it begins. They are not part of its identity, so not of its name.
+`plan` is the entry. Further down: what is told where a block's file changed or settings would be lost, and a plan as
+plain values for another process.
 """
 
 from __future__ import annotations
@@ -33,89 +34,6 @@ from zoo.errors import UserError
 from zoo.matching import match
 from zoo.model import letters_of, on_meta
 from zoo.options import deciding
-
-IDENTITY_FORMAT = 2
-DATA_KEYS = ("pack", "seq_len", "batch_size")
-TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-EVALUATE_KEYS = ("stride", "windows")
-
-
-def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
-    """Everything that can change a run's weights and how it is scored; not which splits are: more can be scored later.
-
-    No paths, devices, loggers, threads, recomputing, logging intervals.
-
-    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
-    that were added later are left out where their values keep the behaviour from before (zoo.options).
-    """
-    return {
-        "format": IDENTITY_FORMAT,
-        "model": zoo.config.used(config.model, letters),
-        "data": {"content": content, **deciding(config.data, DATA_KEYS)},
-        "recipe": {
-            **deciding(config.trainer, TRAINER_KEYS),
-            **_deciding_rates(config.optim),
-            # Earlier runs took the mean of their micro-batches' means, which is another number where they are unequal.
-            **({"micro_batches": "summed"} if _unequal_micro_batches(config) else {}),
-        },
-        "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
-        "seed": config.seed,
-    }
-
-
-def _unequal_micro_batches(config: Config) -> bool:
-    """Return whether the micro-batches of a step may differ in what their losses are means over.
-
-    Answers, of a task; sequences, of packed documents in a model with auxiliary losses that have a weight.
-    """
-    if config.trainer.accumulate == 1:
-        return False
-    if config.data.name in data.TASKS:
-        return data.TaskSet(config.data).answers_vary
-    if config.data.pack != "document":
-        return False
-    return any(on_meta(config.model, vocab_size=2, seq_len=config.data.seq_len).aux_weights.values())
-
-
-def _deciding_rates(optim: OptimConfig) -> dict[str, Any]:
-    """The optimiser's options; not where the rate comes from, which changes nothing."""
-    return deciding(dataclasses.replace(optim, lr_study=None))
-
-
-def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
-    """The identity as runs of before recorded it, in whose names the splits to score (evaluate.splits) still were."""
-    return {**identity, "format": 1, "evaluate": {**identity["evaluate"], "splits": list(splits)}}
-
-
-def run_name(identity: dict[str, Any]) -> str:
-    """The name of a run's folder: 12 hexadecimal digits of its identity's hash."""
-    return content_hash(identity, 12)
-
-
-def fingerprint_data(config: data.DataConfig) -> str:
-    """`data.fingerprint` of a configuration, computed once a process."""
-    return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
-
-
-@functools.lru_cache(maxsize=64)
-def _fingerprint(config_json: str) -> str:
-    return data.fingerprint(zoo.config.from_dict(data.DataConfig, json.loads(config_json), "data"))
-
-
-def recorded_config(values: dict[str, Any]) -> Config:
-    """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
-
-    So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
-    run is older than some options. Raises UserError for an option that decided it and no longer exists.
-    """
-    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": (*EVALUATE_KEYS, "splits")}
-    kept = {
-        name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
-    }
-    if (task := values["data"]["name"]) in data.TASKS:
-        kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
-    whole = {name: values[name] for name in ("model", "optim", "seed")}
-    return zoo.config.from_dict(Config, {**whole, **kept}, "config", recorded=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,14 +91,6 @@ def plan(config: Config) -> Plan:
     return Plan(config, letters, identity, folder)
 
 
-def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:
-    """The folder of a run and the identity that names it: that of format 1 where only such a folder is there."""
-    place, earlier = Path(config.results) / config.name, as_format_1(identity, config.evaluate.splits)
-    if (place / run_name(earlier)).is_dir() and not (place / run_name(identity)).is_dir():
-        identity = earlier
-    return identity, RunFolder(place / run_name(identity))
-
-
 def apply_match(config: Config) -> Config:
     """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
     length = config.match_length
@@ -192,6 +102,103 @@ def apply_match(config: Config) -> Config:
         return config
     model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
     return dataclasses.replace(config, model=model)
+
+
+# The identity: everything that decides a run's result, whose hash names its folder.
+
+IDENTITY_FORMAT = 2
+DATA_KEYS = ("pack", "seq_len", "batch_size")
+TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
+EVALUATE_KEYS = ("stride", "windows")
+
+
+def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
+    """Everything that can change a run's weights and how it is scored; not which splits are: more can be scored later.
+
+    No paths, devices, loggers, threads, recomputing, logging intervals.
+
+    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
+    that were added later are left out where their values keep the behaviour from before (zoo.options).
+    """
+    return {
+        "format": IDENTITY_FORMAT,
+        "model": zoo.config.used(config.model, letters),
+        "data": {"content": content, **deciding(config.data, DATA_KEYS)},
+        "recipe": {
+            **deciding(config.trainer, TRAINER_KEYS),
+            **_deciding_rates(config.optim),
+            # Earlier runs took the mean of their micro-batches' means, which is another number where they are unequal.
+            **({"micro_batches": "summed"} if _unequal_micro_batches(config) else {}),
+        },
+        "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
+        "seed": config.seed,
+    }
+
+
+def _unequal_micro_batches(config: Config) -> bool:
+    """Return whether the micro-batches of a step may differ in what their losses are means over.
+
+    Answers, of a task; sequences, of packed documents in a model with auxiliary losses that have a weight.
+    """
+    if config.trainer.accumulate == 1:
+        return False
+    if config.data.name in data.TASKS:
+        return data.TaskSet(config.data).answers_vary
+    if config.data.pack != "document":
+        return False
+    return any(on_meta(config.model, vocab_size=2, seq_len=config.data.seq_len).aux_weights.values())
+
+
+def _deciding_rates(optim: OptimConfig) -> dict[str, Any]:
+    """The optimiser's options; not where the rate comes from, which changes nothing."""
+    return deciding(dataclasses.replace(optim, lr_study=None))
+
+
+def fingerprint_data(config: data.DataConfig) -> str:
+    """`data.fingerprint` of a configuration, computed once a process."""
+    return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(config_json: str) -> str:
+    return data.fingerprint(zoo.config.from_dict(data.DataConfig, json.loads(config_json), "data"))
+
+
+def run_name(identity: dict[str, Any]) -> str:
+    """The name of a run's folder: 12 hexadecimal digits of its identity's hash."""
+    return content_hash(identity, 12)
+
+
+def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:
+    """The folder of a run and the identity that names it: that of format 1 where only such a folder is there."""
+    place, earlier = Path(config.results) / config.name, as_format_1(identity, config.evaluate.splits)
+    if (place / run_name(earlier)).is_dir() and not (place / run_name(identity)).is_dir():
+        identity = earlier
+    return identity, RunFolder(place / run_name(identity))
+
+
+def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
+    """The identity as runs of before recorded it, in whose names the splits to score (evaluate.splits) still were."""
+    return {**identity, "format": 1, "evaluate": {**identity["evaluate"], "splits": list(splits)}}
+
+
+def recorded_config(values: dict[str, Any]) -> Config:
+    """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
+
+    So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
+    run is older than some options. Raises UserError for an option that decided it and no longer exists.
+    """
+    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": (*EVALUATE_KEYS, "splits")}
+    kept = {
+        name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
+    }
+    if (task := values["data"]["name"]) in data.TASKS:
+        kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
+    whole = {name: values[name] for name in ("model", "optim", "seed")}
+    return zoo.config.from_dict(Config, {**whole, **kept}, "config", recorded=True)
+
+
+# Files of blocks: a run records their hashes when it begins. They are no part of its identity.
 
 
 def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
@@ -215,6 +222,14 @@ def file_hash(block: registry.Block) -> str:
     """Hash of the file that defines a block, 16 hex digits; "" where it was defined in a notebook."""
     file = _file(block)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
+
+
+def _file(block: registry.Block) -> Path | None:
+    try:
+        source = inspect.getsourcefile(block.cls)
+    except (TypeError, OSError):
+        return None
+    return Path(source).resolve() if source else None
 
 
 def tell_changed(plans: Iterable[Plan]) -> None:
@@ -242,17 +257,8 @@ def tell_changed(plans: Iterable[Plan]) -> None:
         )
 
 
-def _file(block: registry.Block) -> Path | None:
-    try:
-        source = inspect.getsourcefile(block.cls)
-    except (TypeError, OSError):
-        return None
-    return Path(source).resolve() if source else None
-
-
-# Settings that are no part of a run's identity, where a command would lose them in silence.
-#
-# Cells of a sweep that differ in nothing else are one run, and a complete run stays as it was made, whatever is asked.
+# Settings outside the identity, which a command could lose in silence. Cells of a sweep that differ in nothing else are
+# one run, and a complete run stays as it was made, whatever is asked.
 
 _NAMING = (
     *("model", "data", "optim", "seed", "match", "match_length", "trainer.tokens_per_parameter"),
@@ -262,20 +268,6 @@ _NAMING = (
 _BUT = ("model.backend", "data.cache_dir")
 _OF_THE_COMMAND = ("progress", "max_minutes", "pause_at", "checkpoint_every")
 """Options of the trainer that leave no trace in a complete run."""
-
-
-def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested dicts."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _can_name(key: str) -> bool:
-    """Return whether a key can be part of a run's identity (of some run: options of other blocks than its own are)."""
-    return key not in _BUT and any(f"{key}.".startswith(f"{part}.") for part in _NAMING)
 
 
 def refuse_lost_values(plans: Iterable[Plan]) -> None:
@@ -292,6 +284,20 @@ def refuse_lost_values(plans: Iterable[Plan]) -> None:
             f"runs are not told apart by {', '.join(lost)}, so that cells which differ in nothing else are one run, "
             "trained once; give one value, or a command for each value, with a name= of its own"
         )
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested dicts."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _can_name(key: str) -> bool:
+    """Return whether a key can be part of a run's identity (of some run: options of other blocks than its own are)."""
+    return key not in _BUT and any(f"{key}.".startswith(f"{part}.") for part in _NAMING)
 
 
 def tell_other_settings(plans: Iterable[Plan]) -> None:

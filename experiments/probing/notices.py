@@ -17,10 +17,10 @@ SPLIT, WINDOWS = "validation", 4
 
 def of_probed(run: Path) -> list[str]:
     """Sentences from a run's table of measures; none without the table."""
-    from experiments.probing import probe_run as probe_tables  # needs pyarrow
+    from experiments.probing.probe_run import read  # needs pyarrow
 
     with contextlib.suppress(OSError, ValueError, KeyError):
-        rows = [Row(*values[1:-1]) for values in probe_tables.read(run, "measures")]  # without step and split
+        rows = [Row(*values[1:-1]) for values in read(run, "measures")]  # without step and split
         return [line for cls in all_measures().values() for line in cls.notices(rows)]
     return []
 

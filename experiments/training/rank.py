@@ -19,7 +19,7 @@ MOST = 1000
 
 
 def main(file: Path) -> int:
-    """Take part in the run that the file describes (`launch.read_plan`); returns the exit status.
+    """Take part in the run that the file describes (`execute.read_plan`); returns the exit status.
 
     A pause is no failure: torchrun would end the processes that are still on their way to it.
     """
@@ -27,13 +27,12 @@ def main(file: Path) -> int:
         from experiments.parallel import group
         from experiments.runs import RunPaused, failure_record
         from experiments.system.processes import ThrottledSender
-        from experiments.training import execute as launch
-        from experiments.training.execute import take_part
+        from experiments.training.execute import read_plan, take_part
         from zoo.errors import UserError
 
     signals.pause_on(signals.PASSED_ON)
     tell(process=os.getpid())
-    planned, workers = launch.read_plan(file)
+    planned, workers = read_plan(file)
     planned.config.trainer.progress = False
     send = ThrottledSender(lambda progress: tell(progress=progress))
     # Words are said once a node; outcomes by all, for whichever fails first has the reason.

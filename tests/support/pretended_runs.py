@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.loading import tables as selections
 from analysis.loading.results import Results, _runs_frame, _unfinished_frame
-from analysis.loading.tables import SPLIT_TABLES
+from analysis.loading.tables import SPLIT_TABLES, none
 
 COLORS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 BLOCKS = {
@@ -152,7 +151,7 @@ def pretended(*models: list[dict[str, Any]], **more: Any) -> Results:
     recorded = more.pop("selection", None)
     results = Results(runs, metrics, more.pop("problems", []), _unfinished_frame(more.pop("unfinished", [])))
     results = replace(results, tables=tables, **more)
-    results.__dict__["selection"] = selections.none() if recorded is None else recorded
+    results.__dict__["selection"] = none() if recorded is None else recorded
     return results
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis import caveats as speeds
 from analysis import gallery
-from analysis.caveats import caveats
+from analysis.caveats import caveats, conditions
 from analysis.comparing.tables import compare, comparison_text, order_metric, with_final_validation
 from analysis.comparing.verdicts import answers, families
 from analysis.files import NoData
@@ -45,7 +44,7 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
     table = compare(runs, baseline)
     yield content.paragraph(runs, table["label"])
     yield from digest(table)
-    yield f"speeds: {speeds.conditions(runs)}"
+    yield f"speeds: {conditions(runs)}"
     for of_tasks in (False, True):
         part = table[table["task"].notna() == of_tasks]
         if len(part):

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from kernels import AdaptiveK, gumbel_noise
 from zoo import LanguageModel, ModelConfig, registry
-from zoo import generate as sampling
 from zoo.config import LAYOUTS, from_dict, layout_name, read_pattern, used
 from zoo.context import Context
 from zoo.context_parallel import Shard
 from zoo.errors import unknown
-from zoo.generate import generate, prefill
+from zoo.generate import Sampling, generate, prefill
 from zoo.interfaces import Dims, StepBuffer
 from zoo.io import build, card, export, load, read_card
 from zoo.matching import match
@@ -514,7 +513,7 @@ def test_states_of_every_mixer_filled_and_joined():
 # Sampling and generating
 
 
-def drawn_from(monkeypatch: pytest.MonkeyPatch, rule: sampling.Sampling, logits: Tensor) -> Tensor:
+def drawn_from(monkeypatch: pytest.MonkeyPatch, rule: Sampling, logits: Tensor) -> Tensor:
     """The probabilities [B, V] from which a rule draws."""
     seen: list[Tensor] = []
 
@@ -545,12 +544,12 @@ BAD_RULES = (
 def draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for options in RULES:
         for name, logits in (("three rows", LOGITS), ("halves", HALVES.double())):
-            found = drawn_from(monkeypatch, sampling.Sampling(**options), logits)
+            found = drawn_from(monkeypatch, Sampling(**options), logits)
             yield f"{options} {name}: {numbers(found)}"
-    yield f"most likely: {sampling.Sampling(0.0).draw(LOGITS, []).tolist()}"
+    yield f"most likely: {Sampling(0.0).draw(LOGITS, []).tolist()}"
     for options in BAD_RULES:
-        yield f"{options}: {said(lambda options=options: sampling.Sampling(**options))}"
-    yield said(lambda: sampling.Sampling().draw(torch.tensor([[1.0, math.nan]]), [torch.Generator()]))
+        yield f"{options}: {said(lambda options=options: Sampling(**options))}"
+    yield said(lambda: Sampling().draw(torch.tensor([[1.0, math.nan]]), [torch.Generator()]))
 
 
 def test_the_probabilities_that_tokens_are_drawn_from(monkeypatch):

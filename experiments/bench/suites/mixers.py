@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from experiments.bench import result_table, timing
 from experiments.bench.cases import matching_names
-from experiments.bench.suites import cpu as alone
+from experiments.bench.suites import cpu
 from experiments.bench.timing import CPU
 from experiments.configuration.schema import Config
 from zoo import registry
@@ -44,9 +44,9 @@ def _rows(config: Config, letters: dict[str, str], length: int) -> list[dict[str
     with tqdm(total=1, desc=f"mixers at {length} tokens", unit="round") as bar:
         calls = {
             name: functools.partial(
-                alone.forward_backward,
-                alone.make_mixer(letter, length, width, heads),
-                *alone.inputs(length, width),
+                cpu.forward_backward,
+                cpu.make_mixer(letter, length, width, heads),
+                *cpu.inputs(length, width),
             )
             for name, letter in letters.items()
         }

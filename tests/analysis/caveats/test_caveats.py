@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from support.pretended_runs import model, pretended
 
-from analysis import caveats as recipes
 from analysis import load_results
-from analysis.caveats import caveats
+from analysis.caveats import caveats, recipe_caveats
 from analysis.loading.tables import COLUMNS
 
 OTHERWISE = [
@@ -87,10 +86,10 @@ def test_budgets_that_follow_the_size_are_told_to_be_equal_at_each():
         model(f"kda {depth} {width}", [3.0], depth=depth, d_model=width, planned_steps=planned, steps=planned)
         for (depth, width), planned in steps.items()
     ]
-    (said,) = recipes.recipe_caveats(pretended(*runs).runs)
+    (said,) = recipe_caveats(pretended(*runs).runs)
     assert said.startswith("unequal training budgets, equal at each size: ")
     other = model("transformer", [3.0], depth=4, d_model=64, planned_steps=300, steps=300)
-    (said,) = recipes.recipe_caveats(pretended(*runs, other).runs)
+    (said,) = recipe_caveats(pretended(*runs, other).runs)
     assert said.startswith("unequal training budgets: ")
 
 

@@ -7,10 +7,16 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from analysis import caveats as context_use
-from analysis import caveats as still_falling
 from analysis import load_results
-from analysis.caveats import caveats
+from analysis.caveats import (
+    UNKNOWN,
+    caveats,
+    context_gains,
+    context_use_caveats,
+    last_falls,
+    seeds_apart,
+    still_falling_caveats,
+)
 
 
 def with_curve(run, losses: dict[int, float]) -> None:
@@ -33,7 +39,7 @@ def study(tmp_path, write_run):
 
 
 def test_a_fall_at_the_end_is_told_where_it_exceeds_what_seeds_differ_by(study):
-    (said,) = still_falling.still_falling_caveats(study(0.1))
+    (said,) = still_falling_caveats(study(0.1))
     assert said.startswith("still falling: in the last 20% of its steps")
     assert "transformer 0.100 (seeds of one model differ by 0.014" in said
 
@@ -41,9 +47,9 @@ def test_a_fall_at_the_end_is_told_where_it_exceeds_what_seeds_differ_by(study):
 @pytest.mark.parametrize("fall", [0.0, 0.012, -0.3])
 def test_a_fall_within_the_seeds_is_none(study, fall):
     results = study(fall)
-    assert still_falling.seeds_apart(results)["transformer"] == pytest.approx(0.02 / 2**0.5)
-    assert still_falling.last_falls(results)["transformer"] == pytest.approx(fall)
-    assert still_falling.still_falling_caveats(results) == []
+    assert seeds_apart(results)["transformer"] == pytest.approx(0.02 / 2**0.5)
+    assert last_falls(results)["transformer"] == pytest.approx(fall)
+    assert still_falling_caveats(results) == []
 
 
 def test_one_noisy_model_does_not_hide_that_another_still_falls(tmp_path, write_run):
@@ -54,17 +60,17 @@ def test_one_noisy_model_does_not_hide_that_another_still_falls(tmp_path, write_
             last = 3.0 + apart * seed
             with_curve(run, {200: last + 1, 240: last + 0.05, 300: last})
     results = load_results(tmp_path / "exp")
-    apart = still_falling.seeds_apart(results).sort_values()
+    apart = seeds_apart(results).sort_values()
     assert len(apart) == 7
     assert apart.iloc[-1] == pytest.approx(2.0)
     assert (apart.iloc[:-1] < 0.05).all()
-    (said,) = still_falling.still_falling_caveats(results)
+    (said,) = still_falling_caveats(results)
     assert said.count(" 0.050") == 6
     assert apart.index[-1] not in said.partition(": ")[2]
 
 
 def test_with_one_seed_a_hundredth_is_the_limit(study):
-    (said,) = still_falling.still_falling_caveats(study(0.011, 0))
+    (said,) = still_falling_caveats(study(0.011, 0))
     assert "seeds" not in said
 
 
@@ -74,13 +80,13 @@ def test_between_two_validations_the_loss_is_interpolated(
 ):
     """From the first validation on, which may be the last fifth's beginning; a later one says nothing of it."""
     with_curve(write_run(tmp_path / "exp"), {first: 4.0, 300: 3.0})
-    falls = still_falling.last_falls(load_results(tmp_path / "exp"))
+    falls = last_falls(load_results(tmp_path / "exp"))
     assert falls.get("transformer") == (fall if fall is None else pytest.approx(fall))
 
 
 def test_runs_that_stopped_early_or_were_validated_once_are_left_out(study, tmp_path, write_run):
     with_curve(write_run(tmp_path / "exp", name="once", option=1), {300: 3.0})
-    assert still_falling.still_falling_caveats(study(0.1, stopped="early")) == []
+    assert still_falling_caveats(study(0.1, stopped="early")) == []
 
 
 def measured(results, losses: dict[int, tuple[float, float]]):
@@ -108,9 +114,9 @@ def measured(results, losses: dict[int, tuple[float, float]]):
 @pytest.mark.slow
 def test_context_that_changes_no_more_than_the_seed_is_told(study):
     results = measured(study(0.0), {0: (5.0, 4.98), 1: (5.1, 5.02)})
-    gains = context_use.context_gains(results).loc["transformer"]
+    gains = context_gains(results).loc["transformer"]
     assert gains.to_dict() == pytest.approx({"mean": 0.05, "spread": 0.06})
-    (said,) = context_use.context_use_caveats(results)
+    (said,) = context_use_caveats(results)
     assert said.startswith("context hardly used: from the first 12% of the positions to the second half")
     assert "transformer +0.050" in said
     assert said in caveats(results)
@@ -121,7 +127,7 @@ def test_the_loss_of_single_layers_says_nothing_of_the_use_of_context(study):
     rows = results.tables["measures"]
     single = rows.assign(layer=2, value=[9.0, 1.0, 0.0, 0.0])
     both = dataclasses.replace(results, tables={"measures": pd.concat([rows, single], ignore_index=True)})
-    assert context_use.context_gains(both)["mean"].item() == pytest.approx(0.1)
+    assert context_gains(both)["mean"].item() == pytest.approx(0.1)
 
 
 def test_positions_count_with_their_tokens(study):
@@ -130,24 +136,24 @@ def test_positions_count_with_their_tokens(study):
     rows = results.tables["measures"]
     later = rows[rows["start"] == 64.0].assign(start=100.0, value=4.4, count=192.0)
     both = dataclasses.replace(results, tables={"measures": pd.concat([rows, later], ignore_index=True)})
-    assert context_use.context_gains(both)["mean"].item() == pytest.approx(0.5)
+    assert context_gains(both)["mean"].item() == pytest.approx(0.5)
 
 
 def test_context_that_is_used_is_no_caveat(study):
-    assert context_use.context_use_caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
+    assert context_use_caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
 
 
 def test_with_one_seed_only_a_rising_loss_is_told(study):
     results = study(0.0, 0)
-    assert context_use.context_use_caveats(measured(results, {0: (5.0, 4.9)})) == []
-    assert len(context_use.context_use_caveats(measured(results, {0: (5.0, 5.1)}))) == 1
+    assert context_use_caveats(measured(results, {0: (5.0, 4.9)})) == []
+    assert len(context_use_caveats(measured(results, {0: (5.0, 5.1)}))) == 1
 
 
 def test_runs_that_were_not_probed_have_no_such_caveat(study):
-    assert context_use.context_use_caveats(study(0.0)) == []
+    assert context_use_caveats(study(0.0)) == []
 
 
 def test_several_models_of_text_whose_use_of_context_nobody_measured_are_told(tmp_path, write_run):
     for name in ("transformer", "kda"):
         write_run(tmp_path / "exp", name=name, option=name, seed=0)
-    assert context_use.context_use_caveats(load_results(tmp_path / "exp")) == [context_use.UNKNOWN]
+    assert context_use_caveats(load_results(tmp_path / "exp")) == [UNKNOWN]

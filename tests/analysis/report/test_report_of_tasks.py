@@ -10,8 +10,7 @@ from analysis import comparison_text, load_results, write_report
 from analysis.caveats import caveats
 from analysis.plotting.style import series_key
 from analysis.publishing import origins
-from analysis.report import content as contents
-from analysis.report import markdown, page
+from analysis.report import content, markdown, page
 from analysis.report.columns import task_page
 
 OF_TEXT = ("nats/token", "perplexity", "word ppl", "bits per byte", "tokenizer", "What the models write")
@@ -25,8 +24,8 @@ def study(tmp_path_factory, write_run):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Gather a report's content without its figures, which take seconds."""
-    monkeypatch.setattr(contents, "draw_figures", lambda *_: [])
-    return contents.gather
+    monkeypatch.setattr(content, "draw_figures", lambda *_: [])
+    return content.gather
 
 
 def cells(results, baseline=None):

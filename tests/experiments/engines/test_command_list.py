@@ -19,7 +19,7 @@ from experiments.engines.engine import read_record, write_record
 from experiments.jobs import cell
 from experiments.planning.plan import plan
 from experiments.runs import NODES, RunFolder
-from experiments.system import signals as preemption
+from experiments.system import signals
 from zoo.errors import UserError
 
 PAGE = ROOT / "docs" / "cluster.md"
@@ -37,7 +37,7 @@ def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, mo
     assert (lab.results / "default" / NODES).exists(), "cells of the file may run on several machines"
     word = shlex.split(commands[0])[-1]
     monkeypatch.setattr(
-        preemption, "pause_on", lambda *signals: None
+        signals, "pause_on", lambda *signals: None
     )  # the handler would stay with this process
     done = lab.here("job=cell", word)
     assert done.status == 0, done
@@ -116,7 +116,7 @@ def test_the_signal_that_the_page_has_slurm_send_is_the_one_that_a_cell_heeds(mo
     assert '"srun $(sed' in line, "Slurm signals the steps of a job, and no shell"
     assert f"--signal={sent}" in cell.run.__doc__
     heeded = []
-    monkeypatch.setattr(preemption, "pause_on", lambda *signals: heeded.extend(signals))
+    monkeypatch.setattr(signals, "pause_on", lambda *signals: heeded.extend(signals))
     with pytest.raises(UserError, match="No such file"):
         cell.run(SimpleNamespace(run="missing/.cells/0.json"))
     assert [number.name for number in heeded] == [f"SIG{sent.partition('@')[0]}"]

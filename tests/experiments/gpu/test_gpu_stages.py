@@ -15,7 +15,7 @@ import triton
 from support.program import Lab
 
 from experiments.configuration.schema import Config, GpuConfig
-from experiments.gpu import stages as gpu_stages
+from experiments.gpu import stages
 from experiments.gpu.settings import Settings
 from experiments.system import machine
 from kernels.ops.short_conv_triton import _forward_tuned
@@ -101,17 +101,17 @@ def test_kernel_tests_go_on_where_time_ended_them(tmp_path, monkeypatch):
     """The second file takes too long the first time, and fails the second; then the third is not held up by it."""
     outcomes = iter([0, None, 1, 5, 0])
     asked = []
-    monkeypatch.setattr(gpu_stages, "_pytest", lambda file, *_: asked.append(file.name) or next(outcomes))
+    monkeypatch.setattr(stages, "_pytest", lambda file, *_: asked.append(file.name) or next(outcomes))
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     (tmp_path / "tests" / "kernels").mkdir(parents=True)
-    monkeypatch.setattr(gpu_stages, "REHEARSED", [f"test_{name}.py" for name in "abc"])
+    monkeypatch.setattr(stages, "REHEARSED", [f"test_{name}.py" for name in "abc"])
     for name in "abc":
         (tmp_path / "tests" / "kernels" / f"test_{name}.py").touch()
     settings = settings_in(tmp_path)
-    assert not gpu_stages.run_kernel_tests(settings)
+    assert not stages.run_kernel_tests(settings)
     with pytest.raises(UserError, match="test_b"):
-        gpu_stages.run_kernel_tests(settings)
-    assert gpu_stages.run_kernel_tests(settings)
+        stages.run_kernel_tests(settings)
+    assert stages.run_kernel_tests(settings)
     assert asked == ["test_a.py", "test_b.py", "test_b.py", "test_c.py", "test_b.py"]
 
 
@@ -154,9 +154,9 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
 
 def test_tuning_launches_a_case_once(tmp_path, monkeypatch):
     launched = []
-    monkeypatch.setattr(gpu_stages, "_launch", lambda *unit: launched.append(unit[:3]) or "tuned")
-    assert gpu_stages.tune_kernels(settings_in(tmp_path))
-    assert gpu_stages.tune_kernels(settings_in(tmp_path))
+    monkeypatch.setattr(stages, "_launch", lambda *unit: launched.append(unit[:3]) or "tuned")
+    assert stages.tune_kernels(settings_in(tmp_path))
+    assert stages.tune_kernels(settings_in(tmp_path))
     assert launched == [("short_conv", 16, "forward"), ("short_conv", 16, "backward")]
     assert not (tmp_path / "gpu-rehearsal" / "tuned.toml").exists()  # the interpreter chooses nothing
 
@@ -165,9 +165,9 @@ def test_tuning_launches_a_case_once(tmp_path, monkeypatch):
 def test_a_launch_says_how_it_went(monkeypatch):
     monkeypatch.setattr("kernels.ops.hyper_pre.OPERATION.choose", mock.Mock(side_effect=ValueError("no")))
     cpu = torch.device("cpu")
-    assert gpu_stages._launch("short_conv", 16, "backward", cpu) == "tuned"
-    assert gpu_stages._launch("hyper_pre", 16, "forward", cpu) == "ValueError: no"
+    assert stages._launch("short_conv", 16, "backward", cpu) == "tuned"
+    assert stages._launch("hyper_pre", 16, "forward", cpu) == "ValueError: no"
 
 
 def test_no_time_left_pauses_tuning(tmp_path):
-    assert not gpu_stages.tune_kernels(settings_in(tmp_path, minutes=0.0))
+    assert not stages.tune_kernels(settings_in(tmp_path, minutes=0.0))

@@ -12,7 +12,6 @@ import torch
 from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
-from experiments.gpu import settings as stage_settings
 from experiments.gpu import stages
 from experiments.gpu.settings import PATTERNS, Record, Settings
 from experiments.runs import read_metrics
@@ -67,7 +66,7 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(stages.subprocess, "run", run)
     monkeypatch.setattr(stages.time, "monotonic", lambda: 0.0)
-    monkeypatch.setattr(stage_settings.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("experiments.gpu.settings.os.cpu_count", lambda: 2)
     monkeypatch.setattr(stages, "_launch", lambda name, length, way, device: f"tuned {length}")
     monkeypatch.setattr(tuning, "record", lambda name, out: 3)
     settings = Settings.of(tiny_config(results=str(tmp_path), gpu__rehearse=True, gpu__minutes=2.0))

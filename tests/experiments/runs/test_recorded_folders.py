@@ -15,7 +15,6 @@ from support.recorded import check, flat
 from support.steady import files_in, masked, refusal, said, set_by_formula, tiny_config
 
 from experiments import runs
-from experiments import runs as load_run_module
 from experiments.data import DataConfig
 from experiments.runs import LoadedRun, RunFolder, load_corpus, load_run, recorded_data
 from zoo import LanguageModel
@@ -86,13 +85,13 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
                 yield f"{one_machine}: {files_in(tmp_path / f'lock{one_machine}')}"
         yield f"{runs.NOT_EXPERIMENTS} {issubclass(runs.RunPaused, runs.RunFailed)}"
         with said() as printed, held.locked():
-            import experiments.system.signals as preemption
+            from experiments.system import signals
 
-            preemption._received.append(15)
+            signals._received.append(15)
             try:
                 yield refusal(held.locked().__enter__)
             finally:
-                preemption._received.clear()
+                signals._received.clear()
         yield f"{printed}"
 
     check(RECORDED / "folders.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
@@ -160,9 +159,9 @@ def test_failures_as_records():
 @pytest.mark.parametrize("key", ["path", "train_path", "gpt2_path", "cache_dir"])
 def test_a_text_that_moved_is_read_where_the_command_says(tmp_path: Path, monkeypatch, key: str):
     own, tokenizer = DataConfig(path="a", train_path="b", gpt2_path="c"), ByteTokenizer()
-    monkeypatch.setattr(load_run_module.data, "check", lambda asked: None)
+    monkeypatch.setattr(runs.data, "check", lambda asked: None)
     monkeypatch.setattr(
-        load_run_module.data,
+        runs.data,
         "prepare",
         lambda asked, progress: SimpleNamespace(config=asked, tokenizer=tokenizer),
     )

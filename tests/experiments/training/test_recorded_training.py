@@ -43,7 +43,7 @@ from experiments.system import signals
 from experiments.system.machine import ROOT
 from experiments.system.processes import MARK
 from experiments.training import callbacks, lightning_modules, rank, train
-from experiments.training import execute as launch
+from experiments.training import execute as execute_module
 from experiments.training.execute import _explain, execute
 from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer
 from zoo import LanguageModel
@@ -482,7 +482,7 @@ def test_what_is_not_finite():
     check(RECORDED / "not_finite.txt", lines())
 
 
-@pytest.mark.parametrize("linked", ["", launch.LOG])
+@pytest.mark.parametrize("linked", ["", execute_module.LOG])
 def test_processes_write_through_no_link(place: Path, monkeypatch, linked: str):
     """Neither into a folder elsewhere nor over a file of somebody's: refused before anything starts."""
     elsewhere = place / "elsewhere"
@@ -495,14 +495,16 @@ def test_processes_write_through_no_link(place: Path, monkeypatch, linked: str):
         (run / linked).symlink_to(elsewhere / "file")
     else:
         run.symlink_to(elsewhere)
-    monkeypatch.setattr(launch.data, "prepare", lambda *_: None)
-    monkeypatch.setattr(launch.peak_flops, "peak", lambda *_: None)
-    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(execute_module.data, "prepare", lambda *_: None)
+    monkeypatch.setattr(execute_module.peak_flops, "peak", lambda *_: None)
+    monkeypatch.setattr(
+        execute_module.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started")
+    )
     planned = SimpleNamespace(
         config=tiny_config(trainer__devices=2, device="cpu"), run="run", folder=SimpleNamespace(path=run)
     )
     with pytest.raises(UserError, match="link"):
-        launch.launch(planned, lambda *_: None, 1)
+        execute_module.launch(planned, lambda *_: None, 1)
     assert [path.name for path in elsewhere.iterdir()] == (["file"] if linked else [])
 
 
@@ -531,12 +533,14 @@ def launched(place: Path, monkeypatch):
             def send_signal(self, number) -> None:
                 asked.append(("signal", number))
 
-        monkeypatch.setattr(launch.data, "prepare", lambda *given: asked.append("data"))
-        monkeypatch.setattr(launch.peak_flops, "peak", lambda *given: asked.append("peak"))
-        monkeypatch.setattr(launch.subprocess, "Popen", Torchrun)
-        monkeypatch.setattr(launch, "_plan_file", lambda *_: contextlib.nullcontext(place / "plan.json"))
+        monkeypatch.setattr(execute_module.data, "prepare", lambda *given: asked.append("data"))
+        monkeypatch.setattr(execute_module.peak_flops, "peak", lambda *given: asked.append("peak"))
+        monkeypatch.setattr(execute_module.subprocess, "Popen", Torchrun)
         monkeypatch.setattr(
-            launch, "_conclude", lambda planned, outcome, status: concluded.append((outcome, status))
+            execute_module, "_plan_file", lambda *_: contextlib.nullcontext(place / "plan.json")
+        )
+        monkeypatch.setattr(
+            execute_module, "_conclude", lambda planned, outcome, status: concluded.append((outcome, status))
         )
         planned = SimpleNamespace(
             config=tiny_config(trainer__devices=2, device="cpu"),
@@ -544,14 +548,14 @@ def launched(place: Path, monkeypatch):
             folder=SimpleNamespace(path=place / "results" / "run"),
         )
         try:
-            launch.launch(planned, sink, 1)
+            execute_module.launch(planned, sink, 1)
         finally:
             run.asked, run.concluded = asked, concluded
 
     return run
 
 
-STARTED = ["data", "peak", ("start", True, launch.LOG)]
+STARTED = ["data", "peak", ("start", True, execute_module.LOG)]
 """Once for all processes, before they start; Ctrl-C in a terminal reaches none of them."""
 
 
@@ -570,13 +574,13 @@ def test_processes_of_a_run_end_with_the_one_that_started_them(launched):
 
     with pytest.raises(KeyboardInterrupt):
         launched([{"progress": ["train", 1, 2, ""]}], None, interrupted)
-    assert launched.asked == [*STARTED, ("signal", launch.END), "wait"]
+    assert launched.asked == [*STARTED, ("signal", execute_module.END), "wait"]
     assert launched.concluded == []
 
 
 def test_a_node_has_as_many_processes_as_devices_whatever_the_number_of_nodes():
     config = tiny_config(trainer__devices=2, trainer__nodes=3)
-    assert "--nproc-per-node=2" in launch.ranks_command(Path("plan.json"), config, [])
+    assert "--nproc-per-node=2" in execute_module.ranks_command(Path("plan.json"), config, [])
 
 
 def test_processes_of_a_run(place: Path, monkeypatch):
@@ -584,19 +588,19 @@ def test_processes_of_a_run(place: Path, monkeypatch):
     config = tiny_config(**TEXT, trainer__devices=2, trainer__accumulate=2, trainer__threads=3)
     planned = dataclasses.replace(plan(tiny_config(**TEXT)), config=config)
     planned.folder.path.mkdir(parents=True)
-    log = planned.folder.path / launch.LOG
+    log = planned.folder.path / execute_module.LOG
 
     def lines() -> Iterator[str]:
         yield f"{changed(config, trainer__nodes=3).trainer.processes} processes"
-        yield " ".join(launch.ranks_command(Path("plan.json"), config, ["--standalone"])[1:])
-        monkeypatch.delenv(launch.RENDEZVOUS, raising=False)
+        yield " ".join(execute_module.ranks_command(Path("plan.json"), config, ["--standalone"])[1:])
+        monkeypatch.delenv(execute_module.RENDEZVOUS, raising=False)
         for nodes in (1, 2):
-            yield f"{nodes} nodes: {refusal(launch._meeting, changed(config, trainer__nodes=nodes), 'abc')}"
-        monkeypatch.setenv(launch.RENDEZVOUS, "there:29500")
-        yield f"{launch._meeting(changed(config, trainer__nodes=2), 'abc')}"
-        yield f"threads {launch._environment(config)['OMP_NUM_THREADS']}"
-        with launch._plan_file(planned, 5) as file:
-            again, workers = launch.read_plan(file)
+            yield f"{nodes} nodes: {refusal(execute_module._meeting, changed(config, trainer__nodes=nodes), 'abc')}"
+        monkeypatch.setenv(execute_module.RENDEZVOUS, "there:29500")
+        yield f"{execute_module._meeting(changed(config, trainer__nodes=2), 'abc')}"
+        yield f"threads {execute_module._environment(config)['OMP_NUM_THREADS']}"
+        with execute_module._plan_file(planned, 5) as file:
+            again, workers = execute_module.read_plan(file)
         yield (
             f"{again.config == planned.config} {again.folder.path.name == planned.run} {workers} "
             f"{again.letters}"
@@ -616,7 +620,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             log.write_text(text)
             yield (
                 f"{text!r} {outcome and outcome['outcome']} {status}: "
-                f"{refusal(launch._conclude, planned, outcome, status)}"
+                f"{refusal(execute_module._conclude, planned, outcome, status)}"
             )
             yield f"  recorded {planned.folder.failure()['message'] if planned.folder.failed else 'nothing'}"
         for keys in ({}, {"match": "params"}, {"match": "flops"}, {"match": "flops", "match_length": 99}):
@@ -628,13 +632,13 @@ def test_processes_of_a_run(place: Path, monkeypatch):
 def test_what_processes_are_started_with(place: Path, monkeypatch):
     """This source tree before others of the environment, and the command line of who started them."""
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    places = launch._environment(tiny_config())["PYTHONPATH"].split(os.pathsep)
+    places = execute_module._environment(tiny_config())["PYTHONPATH"].split(os.pathsep)
     assert places == [str(ROOT), "/elsewhere"]
     command = ["run.py", "model=kda"]
     monkeypatch.setattr(sys, "argv", command)
-    with launch._plan_file(plan(tiny_config(**TEXT)), 1) as file:
+    with execute_module._plan_file(plan(tiny_config(**TEXT)), 1) as file:
         monkeypatch.setattr(sys, "argv", ["rank.py", str(file)])
-        launch.read_plan(file)
+        execute_module.read_plan(file)
         assert sys.argv == command
 
 
@@ -668,7 +672,7 @@ def test_how_a_process_of_several_ends(place: Path, monkeypatch, capsys, error, 
     monkeypatch.setattr(rank, "tell", tell)
     monkeypatch.setattr(rank, "tell_failure", lambda _, record: tell("failed", record["message"]))
     status, outcome = ENDS[error]
-    with launch._plan_file(plan(tiny_config(**TEXT)), 1) as file:
+    with execute_module._plan_file(plan(tiny_config(**TEXT)), 1) as file:
         assert rank.main(file) == status
     assert told == ([] if outcome is None else [outcome])
     assert capsys.readouterr().out == ("a word\n" if number == "0" else ""), "words are said once a node"
@@ -715,12 +719,12 @@ def test_parameters_are_given_back_between_layers_where_that_is_asked_for(reshar
 @pytest.mark.parametrize("own", [15, 1])
 def test_a_signal_of_torchrun_itself_killed_nobody(tmp_path: Path, own: int):
     """It ends the others with SIGTERM, or SIGHUP where it is ended itself; what one of them told stays the reason."""
-    log = tmp_path / launch.LOG
+    log = tmp_path / execute_module.LOG
     ended = f"Signal {own} ({signal.Signals(own).name}) received by PID 5\n"
     log.write_text(ended)
-    assert launch._killed(log) is None
+    assert execute_module._killed(log) is None
     log.write_text(f"{ended}Signal 9 (SIGKILL) received by PID 7\n")
-    assert "SIGKILL" in launch._killed(log)
+    assert "SIGKILL" in execute_module._killed(log)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
