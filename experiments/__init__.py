@@ -1,6 +1,17 @@
 """The harness: data, training, runs and sweeps, benchmarks, jobs.
 
-experiments.evaluate("results/my_sweep/RUN", "book.txt")      # metrics of a finished run on any text
+    experiments.evaluate("results/my_sweep/RUN", "book.txt")      # metrics of a finished run on any text
+
+cli.py, jobs/             what `python run.py job=NAME` does
+configuration/, planning/ from a command to a configuration, and from that to a checked run with its folder
+data/, training/          texts and tasks as batches; one run
+sweep.py, engines/        many runs, and what runs them;  parallel/: one run on several devices
+runs.py                   run folders
+scoring/, generation.py   scores of finished runs; text from them;  probing/: what their models do inside
+compare/, verdict/        studies: models compared fairly; what an hour tells of a block;  gpu/: stages on a GPU
+costs/, bench/            costs that are counted; times that are measured
+evidence/                 numbers for the claims of documents
+system/                   the operating system and this machine
 """
 
 from typing import Any

@@ -1,4 +1,8 @@
-"""Layers and other parts that several blocks share."""
+"""Layers and decode states that several blocks share.
+
+layers.py  norms, linear maps, the short convolution, decays and gates
+caches.py  caches that grow with the tokens, and decode states as trees of them
+"""
 
 from zoo.modules.caches import GroupedKVCache, KVCache, RowCache, by_sequence, positions
 from zoo.modules.layers import (

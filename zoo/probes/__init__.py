@@ -2,6 +2,9 @@
 
     rows = probe_model(model, tokens)      # list[Row]; one pass, in evaluation mode
 
+events.py  what blocks record;  measure.py: what a measure is, and its rows;  run.py: one pass with measures
+measures/  a file for each kind of event
+
 A measure is a class in a file of zoo/probes/measures/, or in the file of the block that it is about, registered by
 `@register_measure`; it takes the events of its kinds and returns rows. The columns of `Row` are the table's.
 """
