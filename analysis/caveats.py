@@ -36,16 +36,16 @@ def caveats(results: Results) -> list[str]:
         equal_terms.caveats,
         _duplicates,
     )
-    found = _untested(runs) + _seed_counts(runs) + _unfinished(results.unfinished)
-    found += [text for check in checks for text in check(runs)]
-    found += [
+    sentences = _untested(runs) + _seed_counts(runs) + _unfinished(results.unfinished)
+    sentences += [text for check in checks for text in check(runs)]
+    sentences += [
         *rate_caveats(runs, results.selection),
         *tables.caveats(results.selection),
         *still_falling_caveats(results),
         *context_use_caveats(results),
         *verdicts.caveats(runs, results.table("documents")),
     ]
-    return found + _probes(results) + probes.caveats(results) + _other_problems(results)
+    return sentences + _probes(results) + probes.caveats(results) + _other_problems(results)
 
 
 # Runs, code, texts and probes.
@@ -54,20 +54,22 @@ def caveats(results: Results) -> list[str]:
 def _untested(runs: pd.DataFrame) -> list[str]:
     """Caveats about runs without a test loss, or without the loss that orders the models."""
     metric, unique = order_metric(runs), unique_seeds(runs)
-    found = []
+    sentences = []
     if runs["test_loss"].isna().all():
-        found.append(
+        sentences.append(
             "no test split was scored: models are compared by the validation loss at the end of training, which "
             "may cover a part of its split. Add test to evaluate.splits."
         )
     without = unique[~unique.index.isin(scored(unique).index)]
     if len(without):
         each = (f"{row.label} seed {whole(row.seed)} ({row.run})" for row in without.itertuples())
-        found.append(f"no {NAMES[metric]}, so not counted as a seed: {listing(each)}.")
+        sentences.append(f"no {NAMES[metric]}, so not counted as a seed: {listing(each)}.")
     of_text = runs[runs["task"].isna()]
     if metric == FINAL and of_text[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] > 1:
-        found.append("the order of the models means nothing: their losses are per token of mixed tokenizers.")
-    return found
+        sentences.append(
+            "the order of the models means nothing: their losses are per token of mixed tokenizers."
+        )
+    return sentences
 
 
 def _seed_counts(runs: pd.DataFrame) -> list[str]:
@@ -80,12 +82,12 @@ def _seed_counts(runs: pd.DataFrame) -> list[str]:
         return [
             "one seed: no interval. Repeat the runs with other seeds to see how far chance alone moves them."
         ]
-    found = [f"one seed: no interval for {listing(alone)}."] if alone else []
+    sentences = [f"one seed: no interval for {listing(alone)}."] if alone else []
     if any(len(values) == 2 for values in seeds):
-        found.append("two seeds: the 95 % interval is wide (the mean ± 12.7 standard errors).")
+        sentences.append("two seeds: the 95 % interval is wide (the mean ± 12.7 standard errors).")
     if not alone and seeds.nunique() > 1:
-        found.append("the models were not trained with the same seeds.")
-    return found
+        sentences.append("the models were not trained with the same seeds.")
+    return sentences
 
 
 def _unfinished(unfinished: pd.DataFrame) -> list[str]:
@@ -95,35 +97,35 @@ def _unfinished(unfinished: pd.DataFrame) -> list[str]:
         "broken": "cannot be read",
         "foreign": "not a run",
     }
-    found = []
+    sentences = []
     for status, word in words.items():
         group = unfinished[unfinished["status"] == status]
         if len(group):
             each = (f"{row.experiment}/{row.run} ({row.reason})" for row in group.itertuples())
             count = "1 run" if len(group) == 1 else f"{len(group)} runs"
             count = count.replace("run", "folder") if status in ("broken", "foreign") else count
-            found.append(f"{count} {word}: {listing(each, limit=4)}.")
-    return found
+            sentences.append(f"{count} {word}: {listing(each, limit=4)}.")
+    return sentences
 
 
 def _code(runs: pd.DataFrame) -> list[str]:
-    found = []
+    sentences = []
     commits = runs["commit"].str.slice(0, 10).fillna("no commit recorded")
     if commits.nunique() > 1:
-        found.append(f"runs from different commits: {counted(commits)}.")
+        sentences.append(f"runs from different commits: {counted(commits)}.")
     elif runs["commit"].isna().all():
-        found.append("no commit recorded: these results cannot be traced to a version of the code.")
+        sentences.append("no commit recorded: these results cannot be traced to a version of the code.")
     dirty = int(runs["dirty"].fillna(False).sum())
     if dirty:
         which = "the runs" if dirty == len(runs) else f"{dirty} of {len(runs)} runs"
-        found.append(
+        sentences.append(
             f"uncommitted changes: {which} came from a dirty working tree, which no commit describes."
         )
     if runs["versions"].nunique() > 1:
-        found.append(
+        sentences.append(
             "runs with different versions of Python or the libraries; see the table of runs' machines."
         )
-    return found
+    return sentences
 
 
 def _texts(runs: pd.DataFrame) -> list[str]:
@@ -132,14 +134,14 @@ def _texts(runs: pd.DataFrame) -> list[str]:
 
 
 def _one_text(runs: pd.DataFrame) -> list[str]:
-    found = []
+    sentences = []
     for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
         if runs[column].nunique() > 1:
-            found.append(f"mixed {what}: {counted(runs[column])}.")
+            sentences.append(f"mixed {what}: {counted(runs[column])}.")
     same_names = runs[["training_set", "test_set", "tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
     if same_names and runs["data_fingerprint"].nunique() > 1:
-        found.append("the text behind these names differs between runs (different content fingerprints).")
-    return found
+        sentences.append("the text behind these names differs between runs (different content fingerprints).")
+    return sentences
 
 
 def _tokenizers(runs: pd.DataFrame) -> list[str]:
@@ -160,16 +162,16 @@ def _duplicates(runs: pd.DataFrame) -> list[str]:
 
 def _probes(results: Results) -> list[str]:
     """Caveats about interrupted or differing passes of job=probe."""
-    found = []
+    sentences = []
     halves = interrupted(results)
     if halves:
-        found.append(
+        sentences.append(
             f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. "
             "job=probe makes them anew."
         )
     if len({_settings(text) for text in records(results)} - {None}) > 1:
-        found.append("runs were probed with different settings; they stand with each run's config.")
-    return found
+        sentences.append("runs were probed with different settings; they stand with each run's config.")
+    return sentences
 
 
 def _settings(text: str | None) -> str | None:
@@ -214,14 +216,14 @@ def within_tasks(runs: pd.DataFrame, check: Callable[[pd.DataFrame], list[str]])
 
     What is said of several tasks in the same words is said once.
     """
-    found: dict[str, list[str]] = {}
+    tasks_by_text: dict[str, list[str]] = {}
     for task, group in by_task(runs):
         for text in check(group):
-            found.setdefault(text, []).append(task)
+            tasks_by_text.setdefault(text, []).append(task)
     several = runs["task"].nunique(dropna=False) > 1
     return [
         f"{listing(tasks, 20)}: {text}" if several and tasks != [""] else text
-        for text, tasks in found.items()
+        for text, tasks in tasks_by_text.items()
     ]
 
 
@@ -232,19 +234,19 @@ def counted(values: pd.Series) -> str:
 
 
 def _budgets(runs: pd.DataFrame) -> list[str]:
-    found, budget = [], _budget(runs)
+    sentences, budget = [], _budget(runs)
     if budget.nunique() > 1:
         alike = budget.groupby([runs[name] for name in SIZE]).nunique().le(1).all()
         same = ", equal at each size" if alike else ""
-        found.append(f"unequal training budgets{same}: {counted(budget.map(engineering) + ' tokens')}.")
+        sentences.append(f"unequal training budgets{same}: {counted(budget.map(engineering) + ' tokens')}.")
     early = runs[runs["steps"] < runs["planned_steps"]]
     if len(early):
         each = (
             f"{row.label} seed {whole(row.seed)} ({engineering(row.tokens)} tokens)"
             for row in early.itertuples()
         )
-        found.append(f"stopped before their budget was used: {listing(each, limit=4)}.")
-    return found
+        sentences.append(f"stopped before their budget was used: {listing(each, limit=4)}.")
+    return sentences
 
 
 def _budget(runs: pd.DataFrame) -> pd.Series:
@@ -347,11 +349,10 @@ def last_falls(results: Results) -> pd.Series:
         begin = (1 - LAST) * steps[-1]
         if steps[0] <= begin:
             falls[experiment, run] = np.interp(begin, steps, losses) - losses[-1]
-    own = runs.set_index(["experiment", "run"])["label"]
-    known = (
-        pd.Series(falls, dtype="float64").reindex(own.index) if falls else pd.Series(np.nan, index=own.index)
-    )
-    return known.groupby(own).mean().dropna()
+    label_of_run = runs.set_index(["experiment", "run"])["label"]
+    index = label_of_run.index
+    known = pd.Series(falls, dtype="float64").reindex(index) if falls else pd.Series(np.nan, index=index)
+    return known.groupby(label_of_run).mean().dropna()
 
 
 def seeds_apart(results: Results) -> pd.Series:
@@ -367,8 +368,8 @@ def seeds_apart(results: Results) -> pd.Series:
     )
     groups = {key: group["last"].to_numpy("float64") for key, group in runs.groupby(["label", "setting"])}
     deviations = spread_of(list(groups.values())).deviations if groups else []
-    found = pd.Series(deviations, index=[label for label, _ in groups], dtype="float64")
-    return found.groupby(level=0).max()
+    by_label = pd.Series(deviations, index=[label for label, _ in groups], dtype="float64")
+    return by_label.groupby(level=0).max()
 
 
 # Models that hardly use their context: their losses say little about how they mix tokens.
@@ -415,9 +416,9 @@ def context_gains(results: Results) -> pd.DataFrame:
     gains = (_mean(early) - _mean(late)).dropna()
     if gains.empty:
         raise NoData("no run has its loss at early and late positions within the trained length")
-    found = gains.groupby("label").agg(["mean", "min", "max", "count"])
-    spread = (found["max"] - found["min"]).where(found["count"] > 1, np.nan)
-    return pd.DataFrame({"mean": found["mean"], "spread": spread})
+    by_label = gains.groupby("label").agg(["mean", "min", "max", "count"])
+    spread = (by_label["max"] - by_label["min"]).where(by_label["count"] > 1, np.nan)
+    return pd.DataFrame({"mean": by_label["mean"], "spread": spread})
 
 
 def _mean(rows: pd.DataFrame) -> pd.Series:
@@ -441,21 +442,21 @@ def speed_caveats(runs: pd.DataFrame) -> list[str]:
 
 
 def _peaks(runs: pd.DataFrame) -> list[str]:
-    found = []
+    sentences = []
     faster = runs[above_peak(runs)]
     if len(faster):
-        found.append(
+        sentences.append(
             f"above the peak: {_named(faster)} did more FLOP/s than the peak that was measured, on a busy machine; "
             "no MFU is shown for them."
         )
     spread = runs.groupby(list(MACHINE), dropna=False)["mfu_peak_flops"].agg(["min", "max"])
     apart = spread[spread["max"] > (1 + PEAKS_APART) * spread["min"]]
-    found += [
+    sentences += [
         f"the peak of one machine was measured as {engineering(row['min'])} to {engineering(row['max'])} FLOP/s, while "
         "other things ran: MFU of these runs cannot be compared."
         for _, row in apart.iterrows()
     ]
-    return found
+    return sentences
 
 
 def above_peak(runs: pd.DataFrame) -> pd.Series:
@@ -466,25 +467,25 @@ def above_peak(runs: pd.DataFrame) -> pd.Series:
 
 def _shared_machine(runs: pd.DataFrame) -> list[str]:
     """Caveats about runs timed while others ran: several workers, or a load more than one core above their own."""
-    found = []
+    sentences = []
     if (runs["workers"] > 1).any():
-        found.append(
+        sentences.append(
             f"speeds were measured beside other cells ({conditions(runs)}): they are no speeds of a machine alone."
         )
     unknown = int(runs["workers"].isna().sum())
     if unknown:
-        found.append(
+        sentences.append(
             f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time "
             "was not recorded."
         )
-    own = runs["workers"].astype("float64") * runs["threads"].astype("float64")
-    busy = runs[runs["load"] > own + 1]
+    own_load = runs["workers"].astype("float64") * runs["threads"].astype("float64")
+    busy = runs[runs["load"] > own_load + 1]
     if len(busy):
-        found.append(
+        sentences.append(
             f"other processes took the machine as well while {_named(busy)} trained (load {busy['load'].min():.1f} to "
             f"{busy['load'].max():.1f}): speeds are too low."
         )
-    return found
+    return sentences
 
 
 def conditions(runs: pd.DataFrame) -> str:
@@ -522,10 +523,10 @@ def machine_caveats(runs: pd.DataFrame) -> list[str]:
         ]
     counts = places.value_counts()
     each = listing(f"{name} ({n} run{'s' * int(n > 1)})" for name, n in counts.items())
-    found = [
+    sentences = [
         f"mixed machines, so speeds and memory cannot be compared, and losses differ by rounding too: {each}."
     ]
-    return found + _repeated(runs.assign(place=places))
+    return sentences + _repeated(runs.assign(place=places))
 
 
 def _repeated(runs: pd.DataFrame) -> list[str]:
@@ -589,9 +590,9 @@ def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFram
         "machine_a",
         "machine_b",
     ]
-    found = both.sort_values(["rank_a", "label", "seed"], ignore_index=True)[order]
-    found.attrs["metric"] = metric
-    return found
+    table = both.sort_values(["rank_a", "label", "seed"], ignore_index=True)[order]
+    table.attrs["metric"] = metric
+    return table
 
 
 def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
@@ -600,7 +601,7 @@ def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
     seeds_a, seeds_b: the highest seed's loss minus the lowest's on each machine; n_seeds: how many both have.
     """
     grouped = runs.groupby("label", sort=False)
-    found = grouped.agg(
+    table = grouped.agg(
         loss_a=("loss_a", "mean"),
         loss_b=("loss_b", "mean"),
         largest_of_a_run=("difference", lambda values: values.loc[values.abs().idxmax()]),
@@ -610,8 +611,8 @@ def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
         rank_a=("rank_a", "first"),
         rank_b=("rank_b", "first"),
     )
-    found.insert(2, "difference", found["loss_b"] - found["loss_a"])
-    return found.reset_index()
+    table.insert(2, "difference", table["loss_b"] - table["loss_a"])
+    return table.reset_index()
 
 
 def _spread(values: pd.Series) -> float:

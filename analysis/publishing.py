@@ -120,17 +120,17 @@ def missing_parts(folder: PathLike) -> list[str]:
         return [str(error)]
     configs, identities = read_configurations(folder)
     runs = set(results.runs["run"])
-    found = [f"no {README}"] * (not (folder / README).is_file())
+    missing = [f"no {README}"] * (not (folder / README).is_file())
     for name, rows in ((CONFIGS, configs), (IDENTITIES, identities)):
-        found += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
+        missing += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
     if facts is None:
-        return [*found, f"no {FILE}"]
+        return [*missing, f"no {FILE}"]
     probed = {run for one in facts.probing for run in one.runs}
     tables = [results.table(name) for name in TABLES if name != "training"]
     seen = {run for table in tables for run in table["run"]}
-    found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
-    found += [f"no {name}" for name in facts.files if name != README and not (folder / name).is_file()]
-    return found + ["no question"] * (not facts.question.strip())
+    missing += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
+    missing += [f"no {name}" for name in facts.files if name != README and not (folder / name).is_file()]
+    return missing + ["no question"] * (not facts.question.strip())
 
 
 def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
@@ -341,12 +341,12 @@ def read_provenance(folder: Path) -> Provenance | None:
     try:
         values = json.loads(read_text(folder, FILE))
         passes = [Pass(**one) for one in values.pop("probing", [])]
-        found = Provenance(probing=passes, **values)
+        provenance = Provenance(probing=passes, **values)
         texts = [
-            found.question,
-            found.command,
-            *found.notes,
-            *found.files,
+            provenance.question,
+            provenance.command,
+            *provenance.notes,
+            *provenance.files,
             *(x for p in passes for x in p.runs),
         ]
         if not all(isinstance(x, str) for x in texts) or not all(
@@ -359,7 +359,7 @@ def read_provenance(folder: Path) -> Provenance | None:
         raise ResultsError(
             f"{folder}: {FILE} cannot be read ({error}); publish the study from its runs"
         ) from error
-    return found
+    return provenance
 
 
 def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
@@ -372,7 +372,7 @@ def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
             f"the tables of {listing(halves)} are of an interrupted pass, and so perhaps of two; "
             "python run.py job=probe makes them anew"
         )
-    found: dict[str, Pass] = {}
+    passes: dict[str, Pass] = {}
     for row, text in zip(results.runs.itertuples(), records(results), strict=True):
         if text is None:
             continue
@@ -381,13 +381,13 @@ def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResultsError(f"{row.experiment}/{row.run}: probes.json cannot be read ({error})") from error
         key = json.dumps({**asdict(one), "runs": None}, sort_keys=True)
-        found.setdefault(key, Pass(**{**asdict(one), "runs": []})).runs.extend(one.runs)
+        passes.setdefault(key, Pass(**{**asdict(one), "runs": []})).runs.extend(one.runs)
     kept = {run for (_, run) in results.exported}
     for published in earlier:
         for one in published.probing:
             if runs := [run for run in one.runs if run in kept]:
-                found[f"{len(found)}"] = Pass(**{**asdict(one), "runs": runs})
-    return list(found.values())
+                passes[f"{len(passes)}"] = Pass(**{**asdict(one), "runs": runs})
+    return list(passes.values())
 
 
 def _pass(run: str, record: dict[str, Any]) -> Pass:
@@ -406,25 +406,25 @@ def origins(results: Results, source: str) -> list[str]:
     drawn = results.of_tasks.runs["training_set"].unique()
     sets = ["data", "training_set", "validation_set", "test_set"]
     texts = results.of_text.runs[sets].drop_duplicates().itertuples(index=False)
-    found, unknown = [], []
+    known, unknown = [], []
     for name, training, *scored in texts:
         public = PUBLIC.get(name)
         wikitext = name.startswith("wikitext")
-        own = name not in PUBLIC or (wikitext and not training.endswith("-raw-v1 train"))
+        private = name not in PUBLIC or (wikitext and not training.endswith("-raw-v1 train"))
         others = [text for text in scored if wikitext and not text.startswith("wikitext-")]
-        if public and (own or others):
-            parts = ["training"] * (not own) + ["validation and test"] * (not others)
+        if public and (private or others):
+            parts = ["training"] * (not private) + ["validation and test"] * (not others)
             public = f"{parts[0]}: {public}" if parts else None
-        found += [f"{name}: {public}"] if public else []
-        unknown += [(f"{name} trained on", training)] if own else []
+        known += [f"{name}: {public}"] if public else []
+        unknown += [(f"{name} trained on", training)] if private else []
         unknown += [(f"{name} scored on", text) for text in others]
     if unknown and not source:
         raise ResultsError(
             f"where can its text be had ({', '.join(map(' '.join, unknown))})? Say so: "
             "'source=\"what it is, where it comes from, its licence\"'"
         )
-    found += [f"{text}: drawn by this program, as often as a run asks for" for text in drawn]
-    return found + [f"{text}: {source}" for text in dict.fromkeys(text for _, text in unknown)]
+    known += [f"{text}: drawn by this program, as often as a run asks for" for text in drawn]
+    return known + [f"{text}: {source}" for text in dict.fromkeys(text for _, text in unknown)]
 
 
 # README.md: the question, the origin of the numbers, and commands to repeat them.
@@ -491,8 +491,8 @@ def readme(
 
 def findings(page: str) -> str:
     """Return the section of a page that people wrote, with its heading, or nothing."""
-    found = re.search(rf"^{FINDINGS}$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return found[0].strip() if found else ""
+    section = re.search(rf"^{FINDINGS}$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return section[0].strip() if section else ""
 
 
 def _answers(said: Iterable[Answer]) -> Iterator[str]:
@@ -637,13 +637,13 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
     for home, row in zip(results.run_folders(), results.runs.itertuples(), strict=True):
         try:
             if home is None:
-                found = _stored(stored[results.exported[row.experiment, row.run]], row.run)
+                tree_pair = _stored(stored[results.exported[row.experiment, row.run]], row.run)
             else:
-                found = _load(home, "config.yaml"), _load(home, "identity.json")
+                tree_pair = _load(home, "config.yaml"), _load(home, "identity.json")
         except Unreadable as error:
             unreadable.append(f"{row.experiment}/{row.run} ({error})")
             continue
-        configs[row.run], identities[row.run] = found
+        configs[row.run], identities[row.run] = tree_pair
     if unreadable:
         raise ResultsError(
             f"no configuration or identity of {listing(unreadable, limit=3)}: a study is published from the folders of "
@@ -705,9 +705,9 @@ def read_configurations(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]
 
 def write_configurations(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
     """Write configs.yaml and identities.json into a folder; returns their paths."""
-    told = _shared({run: _portable(config) for run, config in configs.items()})
+    shared = _shared({run: _portable(config) for run, config in configs.items()})
     # leaves in one line, or the settings of 198 runs take 200 kB
-    text = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    text = yaml.safe_dump(shared, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
     return [
         write_text(folder / CONFIGS, _HEAD + text),
         write_text(folder / IDENTITIES, _lines(_shared(identities))),
@@ -722,32 +722,32 @@ def _whole(file: Tree) -> dict[str, Tree]:
         return parts.get(value, value) if isinstance(value, str) and value.startswith(f"{key}-") else value
 
     named = {
-        run: {key: section(key, value) for key, value in own.items()} for run, own in file["runs"].items()
+        run: {key: section(key, value) for key, value in rest.items()} for run, rest in file["runs"].items()
     }
-    return {run: joined(file["common"], own) for run, own in named.items()}
+    return {run: joined(file["common"], rest) for run, rest in named.items()}
 
 
 def _shared(trees: dict[str, Tree]) -> Tree:
     """Return `common`, `parts` (if there are any) and `runs` of run -> tree; `_whole` is the inverse."""
     same = common(list(trees.values()))
     rest = {run: difference(same, tree) for run, tree in trees.items()}
-    found: dict[tuple[str, str], list[Tree]] = {}  # the sections of equal text
-    for own in rest.values():
-        for key, value in own.items():
+    alike: dict[tuple[str, str], list[Tree]] = {}  # the sections of equal text
+    for tree_rest in rest.values():
+        for key, value in tree_rest.items():
             if isinstance(value, dict):
-                found.setdefault((key, _text(value)), []).append(value)
+                alike.setdefault((key, _text(value)), []).append(value)
     names: dict[tuple[str, str], str] = {}
     parts: Tree = {}
-    for (key, text), sections in found.items():
+    for (key, text), sections in alike.items():
         if len(sections) > 1:
             name = f"{key}-{1 + sum(other == key for other, _ in names)}"
             names[key, text], parts[name] = name, sections[0]
     runs = {
         run: {
             key: names.get((key, _text(value)), value) if isinstance(value, dict) else value
-            for key, value in own.items()
+            for key, value in tree_rest.items()
         }
-        for run, own in rest.items()
+        for run, tree_rest in rest.items()
     }
     return {"common": same, **({"parts": parts} if parts else {}), "runs": runs}
 
@@ -777,10 +777,10 @@ def difference(shared: Tree, tree: Tree) -> Tree:
     return out
 
 
-def joined(shared: Tree, own: Tree) -> Tree:
+def joined(shared: Tree, rest: Tree) -> Tree:
     """Merge a shared part and the rest into one tree."""
     out = dict(shared)
-    for key, value in own.items():
+    for key, value in rest.items():
         nested = isinstance(value, dict) and isinstance(out.get(key), dict)
         out[key] = joined(out[key], value) if nested else value
     return out
@@ -795,11 +795,13 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=repr)
 
 
-def _lines(told: Tree) -> str:
+def _lines(shared: Tree) -> str:
     """Return JSON with a line for what is common, for every part and for every run."""
-    blocks = [f'"common": {_hashed(told["common"])}']
+    blocks = [f'"common": {_hashed(shared["common"])}']
     for name in ("parts", "runs"):
-        rows = ",\n".join(f"{json.dumps(key)}: {_hashed(value)}" for key, value in told.get(name, {}).items())
+        rows = ",\n".join(
+            f"{json.dumps(key)}: {_hashed(value)}" for key, value in shared.get(name, {}).items()
+        )
         blocks += [f'"{name}": {{\n{rows}\n}}'] if rows else []
     return "{\n" + ",\n".join(blocks) + "\n}\n"
 

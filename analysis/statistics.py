@@ -89,9 +89,9 @@ class Spread:
         error = np.sqrt(a + b)
         with np.errstate(invalid="ignore", divide="ignore"):
             welch = (a + b) ** 2 / (a**2 / degrees[one] + b**2 / degrees[other])
-        found = np.where(self.apart[one] | self.apart[other], welch, float(self.degrees))
+        freedom = np.where(self.apart[one] | self.apart[other], welch, float(self.degrees))
         known = error > 0
-        return np.where(known, error, np.nan), np.where(known, found, np.nan)
+        return np.where(known, error, np.nan), np.where(known, freedom, np.nan)
 
 
 def spread_of(samples: Sequence[np.ndarray], level: float = LEVEL) -> Spread:
@@ -131,10 +131,10 @@ def _cochran(degrees: np.ndarray, squares: np.ndarray) -> tuple[float, int]:
     return min(1.0, len(tails) * min(tails)), int(known[np.argmin(tails)])
 
 
-def _largest_ratio(degrees: np.ndarray, own: int, level: float) -> float:
+def _largest_ratio(degrees: np.ndarray, noisiest: int, level: float) -> float:
     """The largest sum of squares, over that of all others, that a model may have without standing apart."""
     number, total = np.count_nonzero(degrees), int(degrees.sum())
-    share = root(lambda share: number * share_tail(share, int(own), total) <= level)
+    share = root(lambda share: number * share_tail(share, int(noisiest), total) <= level)
     return share / (1 - share)
 
 
@@ -177,9 +177,9 @@ def against_baseline(spread: Spread, baseline: int, confidence: float = 0.95) ->
 def _dunnett(
     spread: Spread, others: np.ndarray, baseline: int, t: np.ndarray, degrees: np.ndarray, confidence: float
 ) -> tuple[float, list[float]]:
-    counts, own = tuple(spread.counts[others].tolist()), int(spread.counts[baseline])
-    critical = critical_value(counts, own, float(degrees[0]), confidence)
-    return critical, [1 - within(one, counts, own, float(degrees[0])) for one in t]
+    counts, seeds = tuple(spread.counts[others].tolist()), int(spread.counts[baseline])
+    critical = critical_value(counts, seeds, float(degrees[0]), confidence)
+    return critical, [1 - within(one, counts, seeds, float(degrees[0])) for one in t]
 
 
 def _bonferroni(
@@ -486,13 +486,13 @@ def fit_with_floor(sizes: Sequence[float], losses: Sequence[float]) -> Exponent 
 def _at_exponent(x: np.ndarray, y: np.ndarray, alpha: float) -> tuple[float, float]:
     """The least sum of squares of (E + A·x^(−α))/y − 1 over E ≥ 0 and A ≥ 0, and its E."""
     ones, power, target = 1 / y, x**-alpha / y, np.ones_like(y)
-    found = np.linalg.lstsq(np.stack([ones, power], 1), target, rcond=None)[0]
-    if found.min() < 0:  # at the border one of the two is 0
+    fitted = np.linalg.lstsq(np.stack([ones, power], 1), target, rcond=None)[0]
+    if fitted.min() < 0:  # at the border one of the two is 0
         alone = [(max(0.0, float(one @ target / (one @ one))), one) for one in (ones, power)]
         errors = [float(((scale * one - target) ** 2).sum()) for scale, one in alone]
         return (errors[0], alone[0][0]) if errors[0] < errors[1] else (errors[1], 0.0)
-    residuals = found[0] * ones + found[1] * power - target
-    return float(residuals @ residuals), float(found[0])
+    residuals = fitted[0] * ones + fitted[1] * power - target
+    return float(residuals @ residuals), float(fitted[0])
 
 
 # Distributions: Student's t and the share of a sum of squares, by Gauss-Legendre quadrature of smooth integrands.

@@ -176,7 +176,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Hold the run for this process while inside; waits while another one works on it.
 
-        Raises UserError where the folder or its lock is a link, preemption.Paused where this process is told to make
+        Raises UserError where the folder or its lock is a link, signals.Paused where this process is told to make
         room while it waits.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
     """
     models = runs.drop_duplicates("label").set_index("label")
     sizes = models[["parameters_non_embedding", "flops_forward", *STATES, *STATE_OF_TASK]].astype("float64")
-    found = []
+    groups = []
     for _, group in models.groupby(["experiment", "task", *_SIZE], dropna=False):
         reference = _reference(group)
         off = sizes.loc[group.index] / sizes.loc[reference] - 1
@@ -57,8 +57,8 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
             },
             index=group.index,
         )
-        found.append(rows)
-    table = pd.concat(found)
+        groups.append(rows)
+    table = pd.concat(groups)
     marks = [
         "".join(mark for name, mark in MARKS.items() if abs(row[name]) > MATCHED)
         for _, row in table.iterrows()
@@ -97,13 +97,13 @@ def without_marks(label: str) -> str:
     return label.rstrip("".join(MARKS.values())).rstrip()
 
 
-def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
+def explanation(off_models: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Explain the marks of models (rows of `deviations`), with the largest deviations; "" without any.
 
     Models that differ in depth, width or task alone share one entry. runs: Results.runs.
     """
-    found = found[found["marks"] != ""]
-    if found.empty:
+    off_models = off_models[off_models["marks"] != ""]
+    if off_models.empty:
         return ""
     models = runs.drop_duplicates("label").set_index("label")
     apart = {"depth": "depth", "d_model": "width", "task": "task"}
@@ -114,13 +114,13 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
     )
     differences = []
     for column, mark in MARKS.items():
-        off = found.loc[found["marks"].str.contains(mark), column]
+        off = off_models.loc[off_models["marks"].str.contains(mark), column]
         spread = off.groupby(names).agg(["min", "max"])
         spread = spread.loc[spread.abs().max(axis=1).sort_values(ascending=False, kind="stable").index]
         if len(spread):
             each = (f"{name} {_deviation_range(low, high)}" for name, low, high in spread.itertuples())
             differences.append(f"{mark} {(WHAT | state)[column]} ({listing(each, limit=5)})")
-    references = listing(found["matched_with"].map(names).drop_duplicates())
+    references = listing(off_models["matched_with"].map(names).drop_duplicates())
     same = f" of the same {listing(several)}" if several else ""
     return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
@@ -237,8 +237,8 @@ def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
         if len(values) == 1:
             equal.append(term.name)
         else:
-            found = sorted(values[term.columns[0]].dropna().unique())
-            unequal.append(f"{term.name} ({listing(map(term.show, found), 4)})" if term.show else term.name)
+            shown = sorted(values[term.columns[0]].dropna().unique())
+            unequal.append(f"{term.name} ({listing(map(term.show, shown), 4)})" if term.show else term.name)
     if not of_task and any(runs[column].nunique() > 1 for column in SCORED):
         tokens = sorted(runs["test_tokens"].dropna().unique())
         unequal.append(f"part of the test text that was scored ({listing(map(whole, tokens), 4)} tokens)")
@@ -252,7 +252,7 @@ def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
 
 def _sizes(models: pd.DataFrame, sizes: dict[str, str], baseline: str | None) -> list[tuple[str, bool]]:
     """Sizes with their range over the baseline's, and whether they agree within MATCHED; unknown ones are left out."""
-    found = []
+    agreement = []
     for column, name in sizes.items():
         values = models[column].astype("float64")
         ratios = values / (values.min() if baseline is None else values[baseline])
@@ -260,10 +260,10 @@ def _sizes(models: pd.DataFrame, sizes: dict[str, str], baseline: str | None) ->
         if values.isna().any() or not low > 0:
             continue
         agrees = max(high - 1, 1 - low) <= MATCHED
-        found.append(
+        agreement.append(
             (f"{name} (within {MATCHED:.0%})" if agrees else f"{name} ({_ratio_range(low, high)})", agrees)
         )
-    return found
+    return agreement
 
 
 def _ratio_range(low: float, high: float) -> str:

@@ -197,12 +197,12 @@ def comparison_text(results: Results, baseline: str | None = None) -> str:
     runs = with_final_validation(results)
     table, loss = compare(runs, baseline), FINAL if order_metric(runs) == FINAL else "test_loss"
     parts = [(of_tasks, table[table["task"].notna() == of_tasks]) for of_tasks in (False, True)]
-    told = [
+    lines = [
         f"{_aligned(rows, _columns(loss, of_tasks))}\n{_footnote(rows)}"
         for of_tasks, rows in parts
         if len(rows)
     ]
-    return "\n\n".join(told)
+    return "\n\n".join(lines)
 
 
 def _aligned(table: pd.DataFrame, columns: dict[str, Cell]) -> str:
@@ -259,10 +259,10 @@ def task_table(results: Results, baseline: str | None = None) -> pd.DataFrame:
     told apart. Raises NoData where no task was tested.
     """
     runs = with_final_validation(results.of_tasks)
-    found = [one for one in families(runs, order_metric(runs), baseline) if one.metric == WRONG]
-    if not found:
+    of_tasks = [one for one in families(runs, order_metric(runs), baseline) if one.metric == WRONG]
+    if not of_tasks:
         raise NoData("no run of a synthetic task was scored on its test split; add test to evaluate.splits")
-    groups = dict.fromkeys((one.experiment, one.depth) for one in found)
+    groups = dict.fromkeys((one.experiment, one.depth) for one in of_tasks)
     names = {
         group: ", ".join(
             [
@@ -272,18 +272,18 @@ def task_table(results: Results, baseline: str | None = None) -> pd.DataFrame:
         )
         for group in groups
     }
-    rows = pd.concat([_rows(one, names[one.experiment, one.depth]) for one in found], ignore_index=True)
+    rows = pd.concat([_rows(one, names[one.experiment, one.depth]) for one in of_tasks], ignore_index=True)
     return rows[list(TASK_COLUMNS)]
 
 
 def _rows(family: Family, group: str) -> pd.DataFrame:
-    told = family.table.assign(
+    table = family.table.assign(
         difference=-family.table["difference"],
         shown=[_conclusion(row) for row in family.table.itertuples()],
         why=family.table["lead"],
     )
     columns = ["rank_best", "rank_worst", "baseline", "difference", "difference_ci", "shown", "why"]
-    rows = family.runs.assign(accuracy=1 - family.runs[WRONG]).join(told[columns], on="label")
+    rows = family.runs.assign(accuracy=1 - family.runs[WRONG]).join(table[columns], on="label")
     baseline = None if family.baseline is None else family.table.loc[family.baseline, "model"]
     name = rows["model"] + f" ({group})" if group else rows["model"]
     return rows.assign(model=name, baseline=baseline)

@@ -288,17 +288,17 @@ def text_differences(family: Family, documents: pd.DataFrame) -> dict[str, Docum
 
 def sentence(family: Family, documents: pd.DataFrame) -> list[str]:
     """Say how far another text of the kind would move the differences, beside other seeds; [] where it is not known."""
-    found = text_differences(family, documents)
-    errors = [one.error for one in found.values() if np.isfinite(one.error)]
+    over = text_differences(family, documents)
+    errors = [one.error for one in over.values() if np.isfinite(one.error)]
     if not errors:
         return []
     places = np.arange(len(family.table))
     seeds, _ = family.spread.errors(places, np.full_like(places, family.table.index.get_loc(family.baseline)))
     beside = f", beside {np.nanmax(seeds):.2g} over seeds" if np.isfinite(seeds).any() else ""
-    zero = [label for label, one in found.items() if one.low <= 0 <= one.high]
+    zero = [label for label, one in over.items() if one.low <= 0 <= one.high]
     mixed = listing(zero, 20) if zero else "none"
     return [
-        f"Another test text of the kind would move differences too: over the {next(iter(found.values())).documents} "
+        f"Another test text of the kind would move differences too: over the {next(iter(over.values())).documents} "
         f"documents of this one their standard error is at most {max(errors):.2g} nats/token{beside}. With these seeds "
         f"and other documents, zero is inside the 95 % interval (bootstrap over documents) of: {mixed}."
     ]
@@ -396,12 +396,13 @@ def _accuracies(family: Family) -> list[str]:
     """The sentence on the shares of right answers of a synthetic task."""
     if family.metric != WRONG:
         return []
-    found = {label: rows["test_accuracy"] for label, rows in family.runs.groupby("label")}
-    told = (
-        f"{name} {accuracy_text(*estimate(found[label])[:2])}" for label, name in _names(family.table).items()
+    by_label = {label: rows["test_accuracy"] for label, rows in family.runs.groupby("label")}
+    each = (
+        f"{name} {accuracy_text(*estimate(by_label[label])[:2])}"
+        for label, name in _names(family.table).items()
     )
     levels = levels_text(known_levels(family.runs))
-    return [f"Right answers ({levels}): {listing(told, 40)}."]
+    return [f"Right answers ({levels}): {listing(each, 40)}."]
 
 
 def accuracy_text(mean: float, half_width: float) -> str:
@@ -426,18 +427,18 @@ def _findings(family: Family) -> list[str]:
     if (table["n_seeds"] < 2).all():
         return [_chance(others, name)]
     differs = others["difference_p"] < 0.05
-    found = _better_and_worse(others[differs], name, _unit(family))
+    sentences = _better_and_worse(others[differs], name, _unit(family))
     tied = others[~differs & ~unknown]
     if len(tied):
-        found.append(_tied(tied, name, _unit(family)))
+        sentences.append(_tied(tied, name, _unit(family)))
     alike = unknown & (others["difference"] == 0) & (others["n_seeds"] > 1)
     for which, what in (
         (alike, f"Equal to {name} in every seed"),
         (unknown & ~alike, "Not compared, for want of seeds that differ"),
     ):
         if which.any():
-            found.append(f"{what}: {listing(others.loc[which, 'shown'], 20)}.")
-    return found + first
+            sentences.append(f"{what}: {listing(others.loc[which, 'shown'], 20)}.")
+    return sentences + first
 
 
 def _names(table: pd.DataFrame) -> pd.Series:
@@ -451,13 +452,13 @@ def _chance(others: pd.DataFrame, baseline: str) -> str:
         f"ahead of {baseline} by it": others.loc[others["difference"] < 0, "shown"],
         "behind": others.loc[others["difference"] >= 0, "shown"],
     }
-    told = "; ".join(f"{side}: {listing(names, 20)}" for side, names in sides.items() if len(names))
-    return f"One seed of each model, so that no difference from {baseline} can be told from chance ({told})."
+    named = "; ".join(f"{side}: {listing(names, 20)}" for side, names in sides.items() if len(names))
+    return f"One seed of each model, so that no difference from {baseline} can be told from chance ({named})."
 
 
 def _better_and_worse(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]:
     """A sentence for the models that are better, one for those that are worse; leads have theirs, by reason."""
-    found = []
+    sentences = []
     for lead, group in sorted(rows.groupby("lead"), key=lambda pair: pair[0]):
         for better, verb in ((True, "is better than"), (False, "is worse than")):
             side = group[(group["difference"] < 0) == better]
@@ -467,14 +468,14 @@ def _better_and_worse(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]
             each = [
                 _difference(row, unit if place == 0 else "") for place, row in enumerate(side.itertuples())
             ]
-            told = f"{side['shown'].iloc[0]} {verb} {baseline} {each[0]}{_rest(side, each)}"
-            found.append(f"A lead, no verdict ({lead}): {told}." if lead else f"{told}.")
-    return found
+            verdict = f"{side['shown'].iloc[0]} {verb} {baseline} {each[0]}{_rest(side, each)}"
+            sentences.append(f"A lead, no verdict ({lead}): {verdict}." if lead else f"{verdict}.")
+    return sentences
 
 
 def _rest(side: pd.DataFrame, each: list[str]) -> str:
     """The models after the first, which are no losers of it: ", and so are mesanet by 0.14 (...) and ..."."""
-    rest = [f"{name} {told}" for name, told in zip(side["shown"].iloc[1:], each[1:], strict=True)]
+    rest = [f"{name} {amount}" for name, amount in zip(side["shown"].iloc[1:], each[1:], strict=True)]
     return f", and so {'is' if len(rest) == 1 else 'are'} {listing(rest, 19)}" if rest else ""
 
 
@@ -503,8 +504,8 @@ def _first_places(family: Family, shown: pd.Series) -> list[str]:
     if len(first) == 0:
         return []
     if table.loc[first[0], "rank_worst"] > 1:
-        told = listing(shown[first], 20)
-        return [f"Not shown to be worse than any other model, every pair compared: {told}."]
+        names = listing(shown[first], 20)
+        return [f"Not shown to be worse than any other model, every pair compared: {names}."]
     leads = dict.fromkeys(reason for other in table.index[1:] for reason in family.lead(first[0], other))
     if leads:
         return [

@@ -346,7 +346,7 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of `probe_tables.TABLES` or SPLIT_TABLES over all runs that have it, read at the first call.
+        """Return a table of TABLES or SPLIT_TABLES over all runs that have it, read at the first call.
 
         Files that cannot be read are named in `problems` from then on. Raises ResultsError for another name.
         """

@@ -86,4 +86,4 @@ FUSED_PARTS: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] 
     PROJECTIONS: _projection_bytes,
     GRADIENTS: _gradient_bytes,
 }
-"""Row -> its bytes apart and together, of a length, a mode of `passes.MODES` and a device."""
+"""Row -> its bytes apart and together, of a length, a mode of `timing.MODES` and a device."""

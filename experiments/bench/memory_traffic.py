@@ -88,7 +88,7 @@ class OperatorBytes(TorchDispatchMode):
 
 
 def bytes_of(form: Form, leaves: list[Tensor], mode: str) -> int:
-    """The bytes of a form's operators in a mode of `passes.MODES`."""
+    """The bytes of a form's operators in a mode of `timing.MODES`."""
     with OperatorBytes() as counted:
         MODES[mode](form, leaves)
     return counted.total

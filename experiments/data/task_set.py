@@ -108,7 +108,7 @@ _shortcuts: dict[str, Shortcut | None] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Held-out sequences, each field int64 [N, T] as in `task_registry.Drawn`."""
+    """Held-out sequences, each field int64 [N, T] as in `tasks_base.Drawn`."""
 
     tokens: np.ndarray
     targets: np.ndarray

@@ -213,9 +213,9 @@ def has_long_words(text: str) -> bool:
 
 def _word_end(text: str, start: int, stop: int) -> int | None:
     """The first place in text[start:stop] at which it can be cut between two words; None: there is none."""
-    found = _ENDS_WORD.search(text, start, stop)
-    if found:
-        return found.start()
+    boundary = _ENDS_WORD.search(text, start, stop)
+    if boundary:
+        return boundary.start()
     # Letters and numbers in turn, not all of ASCII.
     places = (i for i in range(start, stop) if text[i - 1].isalnum())
     return next((i for i in places if text[i - 1].isalpha() != text[i].isalpha()), None)
@@ -269,9 +269,10 @@ def train_on(pieces: Iterable[str], call: Callable[[Iterator[str]], None], progr
                 meter.update(work.read - meter.n)
                 if not work.reading:
                     meter.set_description_str("training a tokenizer: merging", refresh=False)
-                if (told := signals.received()) is not None:
+                if (signal := signals.received()) is not None:
                     raise signals.Paused(
-                        f"told to make room ({told.name}) while a tokenizer is trained; the same command begins it anew"
+                        f"told to make room ({signal.name}) while a tokenizer is trained; "
+                        "the same command begins it anew"
                     )
         except BaseException:
             work.stopped = True

@@ -194,8 +194,8 @@ def recorded_config(values: dict[str, Any]) -> Config:
     }
     if (task := values["data"]["name"]) in data.TASKS:
         kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
-    whole = {name: values[name] for name in ("model", "optim", "seed")}
-    return zoo.config.from_dict(Config, {**whole, **kept}, "config", recorded=True)
+    sections = {name: values[name] for name in ("model", "optim", "seed")}
+    return zoo.config.from_dict(Config, {**sections, **kept}, "config", recorded=True)
 
 
 # Files of blocks: a run records their hashes when it begins. They are no part of its identity.
@@ -212,9 +212,9 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
         registry.get("residual", model.residual.name),
         registry.get("channel", model.channel.name),
     ]
-    found = ((_file(block), file_hash(block)) for block in blocks)
+    hashes = ((_file(block), file_hash(block)) for block in blocks)
     return {
-        str(file.relative_to(ROOT)): digest for file, digest in found if file and file.is_relative_to(ROOT)
+        str(file.relative_to(ROOT)): digest for file, digest in hashes if file and file.is_relative_to(ROOT)
     }
 
 
@@ -302,11 +302,11 @@ def _can_name(key: str) -> bool:
 
 def tell_other_settings(plans: Iterable[Plan]) -> None:
     """Print a notice where complete runs were made with other settings than asked for, on the standard error."""
-    found: dict[str, list[Plan]] = {}
+    by_difference: dict[str, list[Plan]] = {}
     for planned in plans:
         if planned.folder.complete and (differ := _differences(planned)):
-            found.setdefault(", ".join(differ), []).append(planned)
-    for differ, alike in found.items():
+            by_difference.setdefault(", ".join(differ), []).append(planned)
+    for differ, alike in by_difference.items():
         others = f" and {len(alike) - 1} more" if alike[1:] else ""
         print(
             f"notice: {alike[0].folder.path}{others} is complete and stays as it was trained, with {differ}; runs are "

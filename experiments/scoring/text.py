@@ -73,7 +73,7 @@ class Score:
     """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes.
 
     stride: tokens by which the window moved; None: no window, the decode state was carried through the text.
-    documents: tokens and nats by document (`documents.by_document`), where that was asked for.
+    documents: tokens and nats by document (`by_document`), where that was asked for.
     """
 
     nats: float

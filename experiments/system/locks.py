@@ -75,7 +75,7 @@ def locked(
     message: printed to `stream` (null: standard output) before waiting for another process.
     nodes: processes of other machines may ask too, even where the file system is one of this machine (it may export
     it); lease: seconds without a heartbeat after which a claim is taken over.
-    Raises Held where wait is False and another process holds it; preemption.Paused where this process is told to make
+    Raises Held where wait is False and another process holds it; signals.Paused where this process is told to make
     room while it waits; OSError where the file cannot be opened, as in a folder that may not be written to.
     """
     with contextlib.ExitStack() as held:

@@ -77,8 +77,8 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
 def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:
     """Return the first outcome that a process reports, once all have ended; progress goes to the sink.
 
-    Where this process is told to make room, it passes that on to them (`preemption`). folder: where records of
-    failures stand, as in `messages.parse`.
+    Where this process is told to make room, it passes that on to them (`signals`). folder: where records of
+    failures stand, as in `processes.parse`.
     """
     outcome: dict[str, Any] | None = None
     with signals.passing_on():

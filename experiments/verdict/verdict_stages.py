@@ -71,7 +71,7 @@ def check_contracts(folder: Path, block: registry.Block) -> Rows:
 
 
 def measure_sizes(folder: Path, config: Config, models: dict[str, ModelConfig]) -> Rows:
-    """The rows of model_sizes.csv (`model_sizes.size_rows`), at all lengths."""
+    """The rows of model_sizes.csv (`measurements.size_rows`), at all lengths."""
     lengths = config.verdict.lengths
     return _once(
         folder / "sizes.csv",
@@ -81,7 +81,7 @@ def measure_sizes(folder: Path, config: Config, models: dict[str, ModelConfig]) 
 
 
 def measure_speeds(folder: Path, config: Config, models: dict[str, ModelConfig]) -> Rows:
-    """The rows of speeds.csv (`speeds.speed_rows`), at all lengths."""
+    """The rows of speeds.csv (`measurements.speed_rows`), at all lengths."""
     lengths = config.verdict.lengths
     return _once(
         folder / "speeds.csv",

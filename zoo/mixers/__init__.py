@@ -1,1 +1,1 @@
-"""Sequence mixers, one file each; importing this package registers them all. grouped_query.py is shared by `F` and `G`."""
+"""Sequence mixers, one file each (`F` and `G` share grouped_query.py); importing this package registers them all."""
