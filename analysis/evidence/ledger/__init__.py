@@ -5,13 +5,13 @@
     entries = [ledger.judge(claim, evidence) for claim in ledger.chosen([1, 13])]
 
 entries.py  a claim, the evidence for it, and numbers of trained models
-rules.py    how a verdict follows from numbers, and whether they agree with a published ledger
-page.py     the ledger as tables, as a page, as Markdown, and as lines for a terminal
+rules.py    how a verdict follows from numbers
+page.py     the ledger as tables, a page, Markdown and lines for a terminal; whether it agrees with a published one
 """
 
 from analysis.evidence.ledger.entries import Claim, Evidence, chosen, known_claims
-from analysis.evidence.ledger.page import lines, write
-from analysis.evidence.ledger.rules import Entry, against_published, judge
+from analysis.evidence.ledger.page import against_published, lines, write
+from analysis.evidence.ledger.rules import Entry, judge
 
 __all__ = [
     "Claim",

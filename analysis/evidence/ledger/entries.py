@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.evidence import claims
-from analysis.evidence.ledger.rules import Check, Lack, Needed, Remark
+from analysis.evidence.ledger.rules import Check, Lack, Missing, Needed, Remark
 from analysis.files import ResultsError, listing
 from analysis.loading.files import own_file
 from analysis.loading.probes import SUMMARY, best_rates, probe_measures, select_axis
@@ -21,14 +21,6 @@ from analysis.loading.results import Results, load_results
 from analysis.statistics import estimate
 
 # Evidence: numbers that were just measured, published tables and studies, and a user's own runs.
-
-
-class Missing(Exception):
-    """Raised where a table or study is not there or cannot be used; `command` makes it."""
-
-    def __init__(self, what: str, command: str) -> None:
-        super().__init__(what)
-        self.command = command
 
 
 class Evidence:

@@ -9,7 +9,7 @@ import pytest
 from analysis import load_results
 from analysis.evidence import ledger
 from analysis.evidence.ledger.entries import Evidence, Missing, seeds_check
-from analysis.evidence.ledger.page import counted, html, markdown, number_rows, rows
+from analysis.evidence.ledger.page import counted, disagreements, html, markdown, number_rows, rows
 from analysis.evidence.ledger.rules import (
     CONFIRMED,
     FAILS,
@@ -28,7 +28,6 @@ from analysis.evidence.ledger.rules import (
     about,
     at_least,
     at_most,
-    disagreements,
     verdict,
 )
 from analysis.loading.results import Results
@@ -255,7 +254,7 @@ def test_numbers_are_compared_with_the_first_published_ledger(tmp_path):
     again = [entry(checks=(HELD,), remarks=())]
     assert ledger.against_published(again, places) == []
     assert ledger.against_published(again, places[2:]) == ["claim 1, a number: 1 lies outside 7 to 7"]
-    with pytest.raises(ledger.claim_entries.ResultsError, match="job=claims alone writes it"):
+    with pytest.raises(ledger.entries.ResultsError, match="job=claims alone writes it"):
         ledger.against_published(again, places[:1])
     nothing = [entry(checks=(), remarks=())]
     assert ledger.against_published(nothing, places) == ["claim 1, a number: only in the published ledger"]

@@ -17,7 +17,7 @@ from analysis.evidence.headlines import table as headline_table
 from analysis.evidence.headlines.headline_entries import Headline, Judged
 from analysis.evidence.ledger import page
 from analysis.evidence.ledger.entries import Claim, Evidence, Missing, origin, row_check, seeds_check
-from analysis.evidence.ledger.page import number_rows, rows
+from analysis.evidence.ledger.page import disagreements, number_rows, rows
 from analysis.evidence.ledger.rules import (
     GPU,
     INCONCLUSIVE,
@@ -29,7 +29,6 @@ from analysis.evidence.ledger.rules import (
     about,
     at_least,
     at_most,
-    disagreements,
     judge,
 )
 

@@ -27,7 +27,7 @@ def test_cheap_numbers_lie_within_their_published_intervals():
     found = pd.DataFrame(measure_claims(CHEAP, progress=False))
     published = pd.read_csv(PUBLISHED / "claim_numbers.csv")
     published = published[published["source"] == "measured here"]
-    assert ledger.repeats.disagreements(found, published) == []
+    assert ledger.page.disagreements(found, published) == []
     assert set(found["claim"]) == set(CHEAP)
 
 
