@@ -119,7 +119,7 @@ def _work(planned: Plan, channel: Connection, workers: int) -> None:
 
 
 # A supervisor owns a sweep's tasks and outlives its commands: tasks, their outcomes, and the commands that wait. It
-# knows nothing of Ray (ray_engine.py runs it as an actor), and imports nothing that takes time.
+# knows nothing of Ray; ray_engine.py runs it as an actor.
 
 WAITING, RUNNING = "waiting", "running"
 """Of a task: Ray has no place for it yet; it has begun."""

@@ -22,8 +22,7 @@ from experiments.planning.plan import Plan
 from experiments.system.machine import ROOT
 from zoo.errors import UserError
 
-# On the nodes of a cluster: the task that trains a cell, and the actor that owns a sweep's tasks. Imports nothing
-# that takes time.
+# On the nodes of a cluster: the task that trains a cell, and the actor that owns a sweep's tasks.
 
 CHECK_S = 60.0
 """Seconds after which the actor checks again whether anybody needs it."""

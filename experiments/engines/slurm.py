@@ -27,8 +27,7 @@ from experiments.system.machine import ROOT
 from zoo.errors import UserError
 from zoo.files import write_json
 
-# A cell, as a Slurm job runs it: it makes room when told to, and is requeued when its time is up. Imports nothing
-# that takes time: a job handles signals before it loads the harness.
+# A cell, as a Slurm job runs it: it makes room when told to, and is requeued when its time is up.
 
 GRACE_S = 600
 """How long a job that was told to end waits for Slurm to end it: above grace times of partitions, and KillWait."""
