@@ -2,8 +2,9 @@
 
 engine.py            the interface of engines, and cells as files that another process reads
 pool.py              `pool`: processes of this machine;  preloaded_worker.py: forks that need no imports
-slurm.py             `slurm`: one job a cell
-ray_engine.py        `ray`: one task a cell
+slurm.py             `slurm`: one job a cell;  slurm_cell.py: the cell inside the job
+ray_engine.py        `ray`: one task a cell;  ray_cell.py: the cell inside the task
+supervisor.py        the owner of Ray's tasks, which outlives the command
 command_list.py      `list`: a file with one command a cell
 
 Every engine runs cells by `execute` in the run folder that the plan names, under the lock of that folder. So two

@@ -30,9 +30,7 @@ class _Worker:
 def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
     """The module, which nothing else sees: ray may not be installed."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    spec = importlib.util.spec_from_file_location(
-        "ray_cell_alone", ROOT / "experiments/engines/ray_engine.py"
-    )
+    spec = importlib.util.spec_from_file_location("ray_cell_alone", ROOT / "experiments/engines/ray_cell.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(_Worker, "started", [], raising=False)

@@ -17,7 +17,7 @@ from support.steady import changed, forget_texts, tiny_config
 from experiments.configuration.schema import RayConfig
 from experiments.engines import ray_engine
 from experiments.engines.engine import DONE, State, record_path
-from experiments.engines.pool import RUNNING, WAITING
+from experiments.engines.supervisor import RUNNING, WAITING
 from experiments.planning.plan import Plan, plan
 from zoo.errors import UserError
 
@@ -227,7 +227,7 @@ def test_an_experiment_has_one_owner_of_tasks_which_stays_on_the_head_node_and_t
     )
     monkeypatch.setattr(ray_engine, "connect", lambda settings: ray)
     monkeypatch.setitem(
-        sys.modules, "experiments.engines.ray_engine", SimpleNamespace(RaySupervisor="its class")
+        sys.modules, "experiments.engines.ray_cell", SimpleNamespace(RaySupervisor="its class")
     )
     engine = ray_engine.RayTasks(plans)
     assert engine.supervisors == {tmp_path / "results/study": "the actor"}

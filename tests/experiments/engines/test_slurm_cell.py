@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.configuration.schema import SlurmConfig
-from experiments.engines import engine
-from experiments.engines import slurm as slurm_module
+from experiments.engines import engine, slurm_cell
+from experiments.engines import slurm as slurm_jobs
 from experiments.engines.engine import DONE, FAILED, PAUSED
 from experiments.system import signals
 from zoo.errors import UserError
@@ -43,13 +43,13 @@ def run(tmp_path: Path, monkeypatch):
         monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(JobEnvironment=lambda: job))
         for name in ("submitit.core", "submitit.core.utils"):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(UncompletedJobError=_TimeUp))
-        monkeypatch.setattr(slurm_module.signal, "getsignal", lambda number: requeue)
-        monkeypatch.setattr(slurm_module.time, "sleep", waited.append)
+        monkeypatch.setattr(slurm_cell.signal, "getsignal", lambda number: requeue)
+        monkeypatch.setattr(slurm_cell.time, "sleep", waited.append)
         monkeypatch.setattr(signals, "pause_on", lambda *numbers: None)
         monkeypatch.setattr(signals, "_received", [told] if told else [])
         monkeypatch.setattr(engine, "train_record", lambda record, sink, workers: (status, f"why {workers}"))
-        slurm_module.SlurmCell(record, 3)()
-        return json.loads(slurm_module.outcome_path(record).read_text())
+        slurm_cell.SlurmCell(record, 3)()
+        return json.loads(slurm_cell.outcome_path(record).read_text())
 
     run.waited, run.record = waited, record
     return run
@@ -64,20 +64,20 @@ def test_a_job_leaves_its_outcome_also_where_it_was_told_too_late(run, status: i
     assert run.waited == []
 
 
-@pytest.mark.parametrize(("cluster", "waited"), [("slurm", [slurm_module.GRACE_S]), ("local", [])])
+@pytest.mark.parametrize(("cluster", "waited"), [("slurm", [slurm_cell.GRACE_S]), ("local", [])])
 def test_a_job_that_is_preempted_leaves_no_outcome_and_waits_for_slurm_to_end_it(run, cluster: str, waited):
     """Slurm requeues none that ends by itself; a job of this machine has nobody to wait for."""
     with pytest.raises(SystemExit) as ended:
         run(PAUSED, TERM, cluster)
     assert ended.value.code == 143
     assert run.waited == waited
-    assert not slurm_module.outcome_path(run.record).exists()
+    assert not slurm_cell.outcome_path(run.record).exists()
 
 
 def test_a_job_whose_time_is_up_is_requeued_until_it_was_too_often(run):
     with pytest.raises(_Requeued):
         run(PAUSED, USR2)
-    assert not slurm_module.outcome_path(run.record).exists()
+    assert not slurm_cell.outcome_path(run.record).exists()
     assert run(PAUSED, USR2, times_up=True) == {
         "job": "7",
         "status": PAUSED,
@@ -94,7 +94,7 @@ def test_jobs_are_started_by_srun_or_as_processes_of_this_machine(monkeypatch, t
     )
     monkeypatch.setitem(sys.modules, "submitit", submitit)
     slurm = SlurmConfig(cluster=cluster, requeues=7)
-    assert slurm_module._executor(slurm, tmp_path) == (made, tmp_path, 7)
+    assert slurm_jobs._executor(slurm, tmp_path) == (made, tmp_path, 7)
 
 
 def test_a_machine_without_submitit_or_srun_is_told_what_to_do(monkeypatch, tmp_path: Path):
@@ -103,7 +103,7 @@ def test_a_machine_without_submitit_or_srun_is_told_what_to_do(monkeypatch, tmp_
 
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(SlurmExecutor=nowhere))
     with pytest.raises(UserError, match="there is no srun here"):
-        slurm_module._executor(SlurmConfig(), tmp_path)
+        slurm_jobs._executor(SlurmConfig(), tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"needs submitit: pip install -e '.\[slurm\]'"):
-        slurm_module._executor(SlurmConfig(), tmp_path)
+        slurm_jobs._executor(SlurmConfig(), tmp_path)

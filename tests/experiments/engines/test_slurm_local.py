@@ -22,7 +22,8 @@ from support.sweeps import (
 )
 
 from experiments.engines.engine import record_path
-from experiments.engines.slurm import SlurmJobs, outcome_path
+from experiments.engines.slurm import SlurmJobs
+from experiments.engines.slurm_cell import outcome_path
 from experiments.planning.plan import plan
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")

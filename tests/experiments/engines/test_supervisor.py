@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from experiments.configuration.schema import RayConfig
-from experiments.engines import pool
+from experiments.engines import supervisor
 from experiments.engines.engine import FAILED, PAUSED
-from experiments.engines.pool import RUNNING, WAITING, Supervisor
 from experiments.engines.preloaded_worker import Ended
 from experiments.engines.ray_engine import refuse_what_no_node_has
+from experiments.engines.supervisor import RUNNING, WAITING, Supervisor
 from zoo.errors import UserError
 
 ONE, OTHER = ("one", 60.0), ("other", 60.0)
@@ -43,7 +43,7 @@ class Kept(Supervisor):
     def _end(self) -> None:
         self.gone = True
 
-    def send(self, lease: pool.Lease, record: str) -> bool:
+    def send(self, lease: supervisor.Lease, record: str) -> bool:
         return self.submit(lease, record, (), {})
 
 
@@ -104,7 +104,7 @@ def test_a_cell_that_has_ended_cannot_be_cancelled(kept: Kept):
 
 def test_it_stays_for_tasks_and_for_a_killed_command_only_so_long(kept: Kept, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
     kept.send(ONE, "cell")
     now[0] = 61.0
     kept.end_unless_needed()
