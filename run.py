@@ -136,10 +136,10 @@ def draw_stages(config) -> None:
 
 def draw(table) -> None:
     """Draw figures of a table of measurements, beside it."""
-    from analysis.figures import inference, static_model
+    from analysis.figures import inference
     from analysis.plotting.bench import draw_table
 
-    for path in [*draw_table(table), *inference.draw_file(table), *static_model.draw_file(table)]:
+    for path in [*draw_table(table), *inference.draw_file(table)]:
         print(f"figure: {path}")
 
 

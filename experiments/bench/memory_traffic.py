@@ -65,25 +65,20 @@ NOT_COUNTED = ("empty", "ones_like")
 class OperatorBytes(TorchDispatchMode):
     """Counts in `total`, while it is entered, every operator's inputs and outputs, each once; views move nothing.
 
-    `operators` is how many they were.
-
     What an operator moves inside (a softmax that reads its input twice, say) is not counted: it is a lower bound. Of an
     expanded tensor only what is stored counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = self.operators = 0
+        self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view and not any(name in func.__name__ for name in NOT_COUNTED):
             read = {id(x): x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
             written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-            self.operators += bool(
-                read or written
-            )  # what has no tensors runs on the host: types of results, say
-            self.total += sum(map(_stored_bytes, [*read.values(), *written]))
+            self.total += sum(map(stored_bytes, [*read.values(), *written]))
         return out
 
 
@@ -94,7 +89,8 @@ def bytes_of(form: Form, leaves: list[Tensor], mode: str) -> int:
     return counted.total
 
 
-def _stored_bytes(x: Tensor) -> int:
+def stored_bytes(x: Tensor) -> int:
+    """The bytes of a tensor; of an expanded one only what is stored."""
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 

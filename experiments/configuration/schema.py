@@ -310,14 +310,14 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps: batch size times length (null: the suite's own).
-    cases: suites kernels, compile, static, models, mixers, steps, traffic and inference: prefixes of the names to
+    cases: suites kernels, compile, models, mixers, steps, traffic and inference: prefixes of the names to
         measure (null: all; for inference with runs: none).
     runs: suite inference: run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs: suite harness: how often to time both loops, Lightning's and the bare one, in turns.
     steps: suite harness: training steps of each loop.
     budget_s: time limit in seconds; kernels and models continue next time, other suites leave longer lengths out.
-    target: suite static: the GPU to compile for, H200, H100 or A100; it need not be present.
+    target: suite compile: the GPU to compile for, H200, H100 or A100; it need not be present.
     out: folder for tables (null: results/bench).
     """
 

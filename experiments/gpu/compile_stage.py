@@ -1,7 +1,7 @@
 """The stage of job=gpu that compiles: every case and every model in a process of its own, on all processors.
 
 Compiled kernels are kept in Triton's cache, so that the stages that measure, one after the other, find them there.
-With gpu.target the cases are compiled for that GPU on a machine that has none (compile_ahead.py).
+With gpu.target the cases are compiled for that GPU on a machine that has none (experiments/bench/compiled.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +23,8 @@ from experiments.parallel.group import pick_device
 
 LENGTH = 2048
 """Tokens of a sequence: kernels are compiled for sizes of heads and tiles, not for lengths."""
+LIBRARIES = ("fla", "liger")
+"""Peers whose kernels are Triton's, which alone can be compiled on a machine without a GPU."""
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -75,11 +76,12 @@ def _apart(settings: Settings, piece: str, deadline: float) -> Any:
 
 
 def _work(settings: Settings, piece: str, sender: Connection) -> None:
+    from experiments.bench.compiled import compiling_for
     from kernels.triton_common.tuning import every_configuration
 
     began = time.monotonic()
     kind, _, name = piece.partition(" ")
-    with _ahead(settings.target) if settings.target else every_configuration():
+    with compiling_for(settings.target) if settings.target else every_configuration():
         outcome = {"case": _run_case, "model": _run_model}[kind](settings, name)
     sender.send({**outcome, "seconds": round(time.monotonic() - began, 1)})
 
@@ -105,9 +107,7 @@ def _forms(settings: Settings, name: str) -> tuple[dict[str, Callable[[], Any]],
     from experiments.bench.cases import CASES
 
     if settings.target:
-        from experiments.gpu.compile_ahead import forms_ahead
-
-        return forms_ahead(name, LENGTH)
+        return _forms_ahead(name, LENGTH)
     case, device = CASES[name], pick_device(settings.config.device)
     on_gpu = device.type == "cuda"
     length = case.length or (LENGTH if on_gpu else 16)
@@ -121,10 +121,19 @@ def _forms(settings: Settings, name: str) -> tuple[dict[str, Callable[[], Any]],
     return forms, [x for call in calls for x in call.tensors() if x.requires_grad]
 
 
-def _ahead(target: str) -> AbstractContextManager[None]:
-    from experiments.gpu.compile_ahead import compiling_for
+def _forms_ahead(name: str, length: int) -> tuple[dict[str, Callable[[], Any]], list[torch.Tensor]]:
+    """The same on tensors of a CPU, to compile for another GPU: two sequences of this length or the case's own."""
+    from experiments.bench import compiled, peers
+    from experiments.bench.cases import CASES
 
-    return compiling_for(target)
+    case = CASES[name]
+    length = case.length or length
+    # More than one sequence: a kernel is compiled once more for sizes of 1.
+    calls = case.calls(length, min(case.tokens, 2 * length), torch.device("cpu"), torch.bfloat16)
+    peer_forms = dict(peers.peers_of(name, calls, torch.device("cuda")))
+    forms: dict[str, Callable[[], Any]] = {"triton": lambda: [compiled.on_triton(call) for call in calls]}
+    forms |= {peer: form for peer, form in peer_forms.items() if peer in LIBRARIES}
+    return forms, [x for call in calls for x in call.tensors() if x.requires_grad]
 
 
 def _failure(call: Callable[[], object]) -> str | None:

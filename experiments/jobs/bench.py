@@ -18,7 +18,7 @@ from experiments.planning.checks import check_choices, check_numbers, check_serv
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "static", "steps", "traffic")
+_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "steps", "traffic")
 _WITH_RUNS = "inference"
 _USES = {
     "inference": ("scoring", "decoding"),

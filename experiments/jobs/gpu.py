@@ -52,13 +52,13 @@ def run(config: Config) -> None:
 
 def _check_ahead(config: Config) -> None:
     """Refuse what cannot be compiled for a GPU elsewhere. Raises UserError."""
-    from experiments.gpu.compile_ahead import check_target
+    from experiments.bench.compiled import check_compiler
 
     if config.gpu.stage != "compile" or config.gpu.rehearse:
         raise UserError(
             "gpu.target compiles for a GPU that is elsewhere: give gpu.stage=compile with it, and no gpu.rehearse"
         )
-    check_target(config.gpu.target)
+    check_compiler("gpu.target", config.gpu.target)
 
 
 def _perform(name: str, settings: Settings, done: Record) -> None:

@@ -219,7 +219,7 @@ def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 
 
-ON_NO_GPU = {"cpu", "mixers", "static", "compile"}
+ON_NO_GPU = {"cpu", "mixers", "compile"}
 """Suites of the CPU, and of a compiler for a GPU that need not be here."""
 ON_A_DEVICE = [
     ["job=evaluate", "run={run}"],

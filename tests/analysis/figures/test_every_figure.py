@@ -34,16 +34,14 @@ def test_the_quickstart_and_the_published_benches_support_every_figure_but_those
 
 
 @pytest.mark.long
-def test_stored_runs_support_the_rest(
-    tmp_path, write_run, layout_changes, latency_csv, inference_csv, static_csv
-):
+def test_stored_runs_support_the_rest(tmp_path, write_run, layout_changes, latency_csv, inference_csv):
     for layout in ("interlaced_sf", "late_full"):
         for rate in (1e-3, 3e-3):
             write_run(tmp_path / "exp", loss=3 + 100 * rate, recipe={"lr": rate}, **layout_changes(layout))
     for width in (32, 64, 128):
         size = {"model": {"d_model": width}, "parameters_non_embedding": 50 * width**2}
         write_run(tmp_path / "exp", "sized", option="sized", loss=3 - width / 200, **size)
-    for bench in (latency_csv, inference_csv, static_csv):
+    for bench in (latency_csv, inference_csv):
         bench.rename(tmp_path / "exp" / bench.name)
-    benches = {"inference", "inference_batch_8", "static"}
+    benches = {"inference", "inference_batch_8"}
     assert drawn(load_results(tmp_path / "exp"), tmp_path / "figures") >= NOT_IN_A_QUICKSTART | benches

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from support.figure_reading import framed
 
-from analysis.figures import inference, static_model
+from analysis.figures import inference
 from analysis.files import NoData
 from analysis.plotting.bench import draw, draw_table
 
@@ -121,71 +121,3 @@ def test_times_of_inference_in_two_precisions_are_never_joined(inference_csv):
     rows = inference.read(inference_csv, batch=8)
     assert set(rows["precision"]) == {"float32"}
     assert len(rows) == len(table[table["batch"] == 8])
-
-
-def test_modelled_times_and_ratios_are_drawn_an_operation_a_line(static_csv):
-    table = static_model.read(static_csv)
-    times, ratios = static_model.draw(table).axes
-    assert (times.get_xscale(), ratios.get_xscale()) == ("log", "log")
-    lines = ["KDA, forward", "KDA, backward", "PaTH, forward"]
-    assert [text.get_text() for text in times.get_yticklabels()] == lines
-    drawn = {float(x) for line in times.get_lines() for x in line.get_xdata()}
-    assert drawn == {4.0, 8.0, 1.0, 2.0, 6.0, 1.5} | {1.0, 2.0, 0.25}  # and the rooflines
-    one, points = ratios.get_lines()
-    assert list(one.get_xdata()) == [1, 1]
-    assert (list(points.get_xdata()), list(points.get_ydata())) == ([0.5, 1.5], [0, 2])
-    hollow = [line for line in times.get_lines() if line.get_markerfacecolor() == "white"]
-    assert sorted(len(line.get_xdata()) for line in hollow) == [1, 1]
-    times, _ = static_model.draw(table.assign(unknown_loops=float("nan"))).axes
-    assert "white" not in {line.get_markerfacecolor() for line in times.get_lines()}
-    (legend,) = times.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["ours", "fla-core 0.6.0", "roofline"]
-
-
-def test_the_figure_of_a_model_says_so_and_what_it_does_not_know(static_csv):
-    table = static_model.read(static_csv)
-    assert static_model.draw(table).get_suptitle() == "model, not measured"
-    text = static_model.caption(table)
-    assert text.startswith(
-        "Model, not measured: kernels compiled by triton 3.7.1 for H200 without one, 8,192 tokens"
-    )
-    assert (
-        "Peer's time over ours: KDA forward 0.50 and PaTH forward 1.50. Nothing of it was measured." in text
-    )
-    assert (
-        "lower bounds, with loops of unknown length: KDA backward (ours) and KDA backward (fla-core 0.6.0)"
-        in text
-    )
-    measured = table.assign(measured_milliseconds=1.0)
-    assert "Crosses: measured." in static_model.caption(measured)
-
-
-def test_a_step_of_decoding_stands_beside_whole_sequences_and_other_lengths_do_not(static_csv):
-    """It has no backward, one token, and a batch."""
-    table = pd.read_csv(static_csv)
-    step = table[table["mode"] == "forward"].iloc[:1].assign(model="decoding, KDA", tokens=1, batch=32)
-    pd.concat([table, step, table.assign(tokens=512).iloc[:2]]).to_csv(static_csv, index=False)
-    rows = static_model.read(static_csv)
-    assert sorted(set(rows["tokens"])) == [1, 8192]
-    times, _ = static_model.draw(rows).axes
-    assert [text.get_text() for text in times.get_yticklabels()][-1] == "decoding, KDA, forward"
-    assert "8,192 tokens (decoding: one token of each of 32 sequences) in bfloat16" in static_model.caption(
-        rows
-    )
-    assert "decoding" not in static_model.caption(rows[rows["tokens"] > 1])
-
-
-def test_ours_alone_is_drawn_and_said(static_csv):
-    alone = static_model.read(static_csv)
-    alone = alone[alone["backend"] == "triton"].assign(ratio=float("nan"))
-    assert "No peer was installed: ours alone." in static_model.caption(alone)
-    assert len(static_model.draw(alone).axes) == 2
-
-
-@pytest.mark.slow
-def test_the_figure_of_a_model_stands_beside_its_table(static_csv, tmp_path: Path):
-    assert {path.name for path in static_model.draw_file(static_csv)} == {"static.svg", "static.png"}
-    (tmp_path / "none.csv").write_text("suite,model\na,b\n")
-    with pytest.raises(NoData, match="no column kind"):
-        static_model.read(tmp_path / "none.csv")
-    assert static_model.draw_file(tmp_path / "none.csv") == []

@@ -15,7 +15,7 @@ from support.said import digest, drawn_lines
 from support.seen_figures import figure_lines
 
 from analysis import caveats, load_results
-from analysis.figures import crossover, inference, static_model
+from analysis.figures import crossover, inference
 from analysis.loading import probes
 from analysis.loading.results import TABLES, Results
 from analysis.plotting import bench
@@ -300,17 +300,6 @@ def test_decoding_and_prefill(inference_csv):
             *digest(table),
         ]
     recorded.check(RECORDED / "inference.txt", lines, absolute=1e-9)
-
-
-def test_modelled_kernels(static_csv):
-    table = static_model.read(static_csv)
-    timed = table.assign(
-        measured_milliseconds=[1.5] + [math.nan] * (len(table) - 1), peer=None, ratio=math.nan
-    )
-    lines = []
-    for one in (table, timed):
-        lines += [static_model.caption(one), *figure_lines(static_model.draw(one)), *digest(one)]
-    recorded.check(RECORDED / "static.txt", lines, absolute=1e-9)
 
 
 def test_tables_of_many_cases(tmp_path, monkeypatch):

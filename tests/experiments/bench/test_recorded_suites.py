@@ -626,11 +626,11 @@ def test_a_suite_with_errors_fails(failed: int, tmp_path: Path, monkeypatch):
         ),
     )
     with said() as printed:
-        end = refusal(run_suite.run_suite, tiny_config(results=str(tmp_path), suite="static"))
+        end = refusal(run_suite.run_suite, tiny_config(results=str(tmp_path), suite="compile"))
     check(
         RECORDED / f"suite_with_{failed}_errors.txt",
         masked(
-            [end, *printed, (tmp_path / "bench" / "static.csv").read_text()], {str(tmp_path): "<results>"}
+            [end, *printed, (tmp_path / "bench" / "compile.csv").read_text()], {str(tmp_path): "<results>"}
         ),
     )
 

@@ -14,9 +14,9 @@ ROOT = Path(RUN).parent
 
 ONE_CASE = """
 import sys
+from experiments.bench.compiled import compiling_for
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import compile_stage
-from experiments.gpu.compile_ahead import compiling_for
 from experiments.gpu.settings import Settings
 
 settings = Settings.of(Config(device="cpu", gpu=GpuConfig(stage="compile", target="H200")))

@@ -10,12 +10,13 @@ import pytest
 import torch
 from support.steady import tiny_config
 
+from experiments.bench import compiled
+from experiments.bench import peers as installed
 from experiments.bench.cases import CASES
 from experiments.configuration.compose import architectures
-from experiments.gpu import compile_ahead, compile_stage, stages
+from experiments.gpu import compile_stage, stages
 from experiments.gpu.settings import WORKERS, Settings
 from experiments.runs import RunPaused
-from zoo.errors import UserError
 
 
 @pytest.fixture
@@ -112,33 +113,12 @@ def test_forms_that_are_compiled_ahead_are_ours_and_those_of_peers_in_triton_on_
         asked.append((name, next(iter(calls[0].tensors())).shape[:2], device))
         return peers.items()
 
-    monkeypatch.setattr(compile_ahead.peers, "peers_of", peers_of)
-    monkeypatch.setattr(compile_ahead, "on_triton", lambda call: call.operation)
-    forms, leaves = compile_ahead.forms_ahead("hyper_pre", 16)
+    monkeypatch.setattr(installed, "peers_of", peers_of)
+    monkeypatch.setattr(compiled, "on_triton", lambda call: call.operation)
+    forms, leaves = compile_stage._forms_ahead("hyper_pre", 16)
     ((name, shape, device),) = asked
     assert (name, tuple(shape), device.type) == ("hyper_pre", (2, 16), "cuda")
     assert list(forms) == ["triton", "fla", "liger"]
     assert set(forms["triton"]()) == {"hyper_pre"}
     assert leaves
     assert all(x.requires_grad and x.device.type == "cpu" and x.dtype != torch.float64 for x in leaves)
-
-
-def test_compiling_ahead_launches_every_configuration_and_runs_none(monkeypatch):
-    launched = []
-    monkeypatch.setattr(
-        compile_ahead, "_launch", lambda kernel, *args, **options: launched.append((kernel, args, options))
-    )
-    into_cache = compile_ahead._IntoCache()
-    into_cache.each([1, 2], lambda one: into_cache.launch("kernel", (one,), "grid", {"num_warps": 4}))
-    options = {"grid": "grid", "warmup": True, "num_warps": 4}
-    assert launched == [("kernel", (1,), options), ("kernel", (2,), options)]
-
-
-def test_compiling_ahead_needs_nvidias_tools(monkeypatch):
-    def missing():
-        raise UserError("there is no cuobjdump here")
-
-    monkeypatch.setattr(compile_ahead, "interpreted", lambda: False)
-    monkeypatch.setattr(compile_ahead, "check_tools", missing)
-    with pytest.raises(UserError, match="no cuobjdump"):
-        compile_ahead.check_target("H200")

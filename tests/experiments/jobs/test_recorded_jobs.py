@@ -105,7 +105,6 @@ def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
         drawn = pretended("draw", ["x.svg"])
         monkeypatch.setattr("analysis.plotting.bench.draw_table", drawn)
         monkeypatch.setattr("analysis.figures.inference.draw_file", pretended("inference", ["y.svg"]))
-        monkeypatch.setattr("analysis.figures.static_model.draw_file", pretended("static", []))
         for name in ("draw_suite", "draw_stages"):
             log.clear()
             with said() as printed:
