@@ -69,7 +69,7 @@ def claims(config) -> None:
         from analysis.evidence import ledger
     from experiments.evidence import measure_claims
     from experiments.runs import RunFailed
-    from experiments.system.machine import ROOT
+    from experiments.system.paths import ROOT
     from zoo import UserError
 
     places = [Path(config.results) / "published", ROOT / "results" / "published"]
@@ -98,7 +98,7 @@ def headlines(config) -> None:
     with signals.loading():
         from analysis import ResultsError
         from analysis.evidence import headlines
-    from experiments.system.machine import ROOT
+    from experiments.system.paths import ROOT
     from zoo import UserError
 
     places = [Path(config.results) / "published", ROOT / "results" / "published"]
@@ -113,7 +113,7 @@ def headlines(config) -> None:
 def judge_papers(config) -> None:
     """Print the verdicts on the papers' headlines, from the runs in RESULTS where there are some."""
     from analysis.evidence import headlines
-    from experiments.system.machine import ROOT
+    from experiments.system.paths import ROOT
 
     found = headlines.judge_all([Path(config.results), ROOT / "results" / "published"])
     print("\n".join(headlines.lines(found)))

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.bench import cases
-from experiments.bench.cases import Call
+from experiments.bench.cases import Call, InputFactory
 from experiments.bench.memory_traffic import bytes_of
-from experiments.bench.model_steps import InputFactory
 from zoo.mixers.gsa import Indexer
 
 HEADS, HEAD = 4, 64

@@ -8,13 +8,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.configuration.schema import BenchConfig
+if TYPE_CHECKING:
+    from experiments.configuration.schema import BenchConfig
+
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from experiments.data import task_label
 from experiments.planning.plan import Plan
 from experiments.runs import METRICS, read_metrics
 from experiments.sweep import model_names
-from experiments.system.machine import SELECTION
+from experiments.system.paths import SELECTION
 from zoo.files import write_atomic
 
 COLUMNS = (

@@ -28,7 +28,7 @@ from experiments.configuration import hydra_settings, schema
 from experiments.configuration.explain import OPTIONS, unused_options
 from experiments.configuration.schema import Config, OptimConfig
 from experiments.data import TASKS, resolve_task
-from experiments.system.machine import CONF, PUBLISHED, SELECTION
+from experiments.system.paths import CONF, PUBLISHED, SELECTION
 from zoo import registry
 from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
 from zoo.errors import UserError, unknown

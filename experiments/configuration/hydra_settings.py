@@ -16,7 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo.errors import UserError
 
 SWEEP_FOLDER = "ARCHZOO_SWEEP_FOLDER"

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.data.config import DataConfig
 from experiments.system import locks
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 
 

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from experiments.engines.engine import FOLDER, Engine, State, record_path, write_record
 from experiments.planning.plan import Plan
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 from zoo.files import write_atomic
 

@@ -24,15 +24,6 @@ from zoo.files import write_json
 # Processes that ended without a record.
 
 
-def exit_reason(status: int | None) -> str:
-    """Return the end of a process that left no record in words: its exit status, or the signal that killed it."""
-    return (
-        f"killed by signal {-status}"
-        if status is not None and status < 0
-        else f"stopped with status {status}"
-    )
-
-
 # The interface: a sweep has an engine submit a cell, tell its state and cancel it.
 
 DONE, FAILED, PAUSED = 0, 1, os.EX_TEMPFAIL

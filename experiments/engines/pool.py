@@ -12,7 +12,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from experiments.engines.engine import FAILED, PAUSED, Engine, State, exit_reason
+from experiments.engines.engine import FAILED, PAUSED, Engine, State
+from experiments.engines.preloaded_worker import exit_reason
 from experiments.planning.plan import Plan
 from experiments.runs import RunPaused
 from experiments.system import signals

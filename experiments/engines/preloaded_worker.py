@@ -15,15 +15,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.engines.engine import exit_reason
 from experiments.system import signals
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from experiments.system.torchrun import as_parent, end_with_parent
 
 Ended = tuple[int | None, str]
 """The status of a cell, None where its process was killed, and why in a line."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def exit_reason(status: int | None) -> str:
+    """Return the end of a process that left no record in words: its exit status, or the signal that killed it."""
+    return (
+        f"killed by signal {-status}"
+        if status is not None and status < 0
+        else f"stopped with status {status}"
+    )
 
 
 class PreloadedWorker:

@@ -16,7 +16,7 @@ from experiments.engines.engine import DONE, Engine, State, progress, record_pat
 from experiments.engines.preloaded_worker import Ended
 from experiments.engines.supervisor import RUNNING, WAITING, Lease
 from experiments.planning.plan import Plan
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 
 # Connecting to a cluster, and asking whether its nodes have what a cell takes.

@@ -23,7 +23,7 @@ from experiments.engines.engine import DONE, Engine, State, progress, record_pat
 from experiments.engines.slurm_cell import SlurmCell, outcome_path
 from experiments.planning.plan import Plan
 from experiments.system import signals
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 from zoo.files import write_json
 

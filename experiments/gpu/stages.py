@@ -21,7 +21,7 @@ from experiments.parallel.group import pick_device
 from experiments.planning.plan import Plan, plan
 from experiments.runs import METRICS, RunPaused, read_metrics
 from experiments.scoring.text import score_best
-from experiments.system import machine
+from experiments.system import machine, paths
 from experiments.system.processes import Bar
 from experiments.training.execute import execute
 from zoo.errors import UserError
@@ -44,7 +44,7 @@ def run_kernel_tests(settings: Settings) -> bool:
     done = Record(settings.folder / "kernel_tests.json")
     deadline = time.monotonic() + settings.seconds
     failed = []
-    for file in sorted((machine.ROOT / TESTS).rglob("test_*.py")):
+    for file in sorted((paths.ROOT / TESTS).rglob("test_*.py")):
         if file.name in done or (settings.rehearse and file.name not in REHEARSED):
             continue
         status = _pytest(file, deadline - time.monotonic(), settings)
@@ -70,7 +70,7 @@ def _pytest(file: Path, seconds: float, settings: Settings) -> int | None:
     command += [] if file.stem.endswith("_triton") and not settings.rehearse else ["-m", "gpu"]
     command += ["--collect-only"] if settings.rehearse else ["-n", str(settings.workers)]
     try:
-        return subprocess.run(command, cwd=machine.ROOT, timeout=seconds).returncode
+        return subprocess.run(command, cwd=paths.ROOT, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         print(f"{file.name}: not finished; what was compiled is kept, and the next time goes on from it")
         return None
@@ -146,7 +146,7 @@ def _run_gpu_tests(settings: Settings) -> bool:
     command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--timeout", str(settings.seconds)]
     command += ["--ignore", "tests/kernels"]
     command += ["--collect-only"] if settings.rehearse else ["-n", str(settings.workers)]
-    status = subprocess.run(command, cwd=machine.ROOT, timeout=settings.seconds).returncode
+    status = subprocess.run(command, cwd=paths.ROOT, timeout=settings.seconds).returncode
     if status not in (0, 5):  # 5: no test was collected, as on a machine without a GPU
         raise UserError(
             f"the GPU tests failed (pytest ended with status {status}); the other stages can still be run"

@@ -12,7 +12,7 @@ from experiments.data import SOURCES, TASKS, TOKENIZERS
 from experiments.data.task_set import example
 from experiments.data.tasks_base import Task
 from experiments.jobs import Job, all_jobs
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS
 from zoo.errors import unknown

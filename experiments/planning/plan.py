@@ -27,7 +27,7 @@ from experiments.costs.model_costs import resolve_steps
 from experiments.data.cache import content_hash
 from experiments.planning.checks import check_config
 from experiments.runs import CONFIG, SUMMARY, RunFolder
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.config import from_dict
 from zoo.errors import UserError

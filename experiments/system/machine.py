@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from experiments.system.paths import ROOT
+
 # Errors of the operating system in one line: the file and the remedy.
 
 
@@ -46,14 +48,6 @@ _REMEDIES = {
     errno.EISDIR: "there is a folder where a file belongs: move or remove it",
     errno.ELOOP: "there is a link where a file or folder of the run belongs: remove it",
 }
-
-
-# Paths: the root folder, conf/, the published studies, and the record of a selection in one.
-
-ROOT = Path(__file__).resolve().parents[2]
-CONF = ROOT / "conf"
-PUBLISHED = ROOT / "results" / "published"
-SELECTION = "selection.csv"
 
 
 # Facts about where a run happened.

@@ -24,7 +24,7 @@ from experiments.parallel.group import check_devices, pick_device
 from experiments.planning.plan import Plan, block_files, from_record, to_record
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.system import processes, signals
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from experiments.system.processes import Sink
 from experiments.system.signals import Paused
 from experiments.system.torchrun import END, as_parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.errors import UserError
 

@@ -12,7 +12,8 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, models, register_model
 
-from kernels.numba_common.compiled import FAST, INFINITE, WIDTH, F, compiled, exp32
+from kernels.numba_common import WIDTH
+from kernels.numba_common.compiled import FAST, INFINITE, F, compiled, exp32
 
 LANES = 16
 """Numbers of a vector: one register of AVX-512, two of AVX2."""

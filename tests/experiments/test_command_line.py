@@ -20,7 +20,7 @@ from experiments.cli import perform
 from experiments.configuration.hydra_settings import read_command
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo.errors import UserError
 
 MAY_BE_SET = {"mode", "searchpath", "defaults"}

@@ -16,7 +16,7 @@ import kernels
 from analysis.gallery import listed
 from experiments.bench.run_suite import SUITES
 from experiments.costs.model_costs import meta_model
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo import Dims, registry
 from zoo.channels.moe import MoEConfig
 from zoo.mixers import gsa, mesanet, nsa

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import load_results
 from analysis.loading.results import Results
-from experiments.system.machine import PUBLISHED
+from experiments.system.paths import PUBLISHED
 
 
 def pretended(names: list[str], lengths: list[int]) -> Results:

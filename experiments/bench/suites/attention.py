@@ -9,8 +9,7 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.cases import Call
-from experiments.bench.model_steps import InputFactory
+from experiments.bench.cases import Call, InputFactory
 from experiments.bench.timing import SHORT_LENGTHS, lengths_within_budget
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device

@@ -20,8 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.cases import Call
-from experiments.bench.model_steps import LATE_STEP, InputFactory
+from experiments.bench.cases import Call, InputFactory
+from experiments.bench.model_steps import LATE_STEP
 from experiments.bench.suites.steps import PLAIN, matched_steps
 from experiments.bench.timing import CPU
 from experiments.configuration.compose import architectures

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.numba_common import in_parts, parts_of
+from kernels.numba_common import (
+    WIDTH,
+    array,
+    arrays,
+    by_kv_head,
+    by_query,
+    in_parts,
+    keys_by_head,
+    keys_by_position,
+    parts_of,
+)
 from kernels.numba_common.attention import (
     KEYS,
     QUERIES,
@@ -23,24 +33,7 @@ from kernels.numba_common.attention import (
     attend_block,
     dot_heads,
 )
-from kernels.numba_common.compiled import (
-    EXACT,
-    FAST,
-    WIDTH,
-    F,
-    I,
-    array,
-    arrays,
-    by_kv_head,
-    by_query,
-    compiled,
-    exp32,
-    from_bits,
-    keys_by_head,
-    keys_by_position,
-    log32,
-    to_bits,
-)
+from kernels.numba_common.compiled import EXACT, FAST, F, I, compiled, exp32, from_bits, log32, to_bits
 from kernels.numba_common.vectors import (
     LANES,
     add_rows,

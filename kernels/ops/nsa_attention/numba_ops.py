@@ -8,8 +8,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.autograd import attention_flops, first_order
 from kernels.dispatch import reverse_mode_only
-from kernels.numba_common import in_parts, parts_of, refusal
-from kernels.numba_common.compiled import array, arrays, by_kv_head, by_query, keys_by_head, keys_by_position
+from kernels.numba_common import (
+    array,
+    arrays,
+    by_kv_head,
+    by_query,
+    in_parts,
+    keys_by_head,
+    keys_by_position,
+    parts_of,
+    refusal,
+)
 from kernels.ops.nsa_attention.blocks import Sizes, block_topk
 from kernels.ops.nsa_attention.torch_form import compression_blocks, grouped
 

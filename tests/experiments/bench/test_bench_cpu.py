@@ -14,7 +14,7 @@ from experiments.bench.model_steps import LATE_STEP
 from experiments.bench.suites import cpu
 from experiments.bench.suites.cpu import OPERATIONS, peak_memory_of
 from experiments.configuration.schema import Config
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 

@@ -13,8 +13,7 @@ from support.program import Lab
 from support.steady import pretended_machine
 
 from experiments.bench import memory_traffic, peers, result_table, timing
-from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call
-from experiments.bench.model_steps import InputFactory
+from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call, InputFactory
 from experiments.bench.run_suite import SUITES
 from experiments.bench.suites import kernels as suite
 from experiments.configuration.schema import BenchConfig, Config

@@ -20,7 +20,7 @@ from experiments.evidence import (
     residual_streams,
     rotations,
 )
-from experiments.system.machine import PUBLISHED
+from experiments.system.paths import PUBLISHED
 from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -19,7 +19,7 @@ from experiments.compare.selection_record import COLUMNS, write_record
 from experiments.compare.trials import RATE, Trial
 from experiments.configuration.schema import Config
 from experiments.runs import METRICS, MetricLog, RunFailed, RunFolder
-from experiments.system.machine import SELECTION
+from experiments.system.paths import SELECTION
 from experiments.training.lightning_modules import NonFinite
 from zoo.errors import UserError
 

@@ -15,7 +15,7 @@ from experiments.compare import select
 from experiments.configuration.compose import check_recipe
 from experiments.data import TASKS
 from experiments.jobs import compare
-from experiments.system.machine import CONF, PUBLISHED
+from experiments.system.paths import CONF, PUBLISHED
 from zoo.errors import UserError
 
 TWO = ["--multirun", "job=compare", "data=mqar,palindrome", "model=transformer,lfm2"]

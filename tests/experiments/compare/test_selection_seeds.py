@@ -17,7 +17,7 @@ from experiments.compare.selection_record import write_record
 from experiments.compare.trials import RATE
 from experiments.configuration.schema import Config
 from experiments.jobs import compare
-from experiments.system.machine import SELECTION
+from experiments.system.paths import SELECTION
 from zoo.errors import UserError
 
 LOW, MIDDLE, HIGH = RATES = [1e-3, 3e-3, 1e-2]

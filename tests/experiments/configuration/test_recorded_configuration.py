@@ -32,7 +32,7 @@ from experiments.configuration.explain import unused_options
 from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
 from experiments.planning.checks import check_sweep
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
 

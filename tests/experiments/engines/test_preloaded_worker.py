@@ -17,7 +17,7 @@ from experiments.configuration.schema import Config
 from experiments.engines import engine, preloaded_worker
 from experiments.engines.engine import PAUSED
 from experiments.engines.preloaded_worker import PreloadedWorker
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from experiments.system.torchrun import END, PARENT
 from experiments.training.execute import _environment
 

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 
 SUPERVISOR = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
 

@@ -24,7 +24,8 @@ from experiments.engines import engine as cell
 from experiments.engines import engine as interface
 from experiments.engines import slurm as slurm_jobs
 from experiments.engines import slurm as slurm_queue
-from experiments.engines.engine import DONE, exit_reason
+from experiments.engines.engine import DONE
+from experiments.engines.preloaded_worker import exit_reason
 from experiments.planning.plan import plan
 from experiments.runs import RunPaused
 from experiments.system import signals
@@ -474,8 +475,8 @@ def test_ends_and_engines(monkeypatch):
             f"{issubclass(interface.CellsLeft, RunPaused)}"
         )
         for engine, module in (
-            ("slurm", "slurm_jobs.SlurmJobs"),
-            ("ray", "ray_tasks.RayTasks"),
+            ("slurm", "slurm.SlurmJobs"),
+            ("ray", "ray_engine.RayTasks"),
             ("list", "command_list.CommandList"),
             ("pool", "pool.Pool"),
         ):

@@ -17,7 +17,6 @@ from support.program import Lab
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import stages
 from experiments.gpu.settings import Settings
-from experiments.system import machine
 from kernels.ops.short_conv_triton import _forward_tuned
 from kernels.triton_common import tuning
 from zoo.errors import UserError
@@ -102,7 +101,7 @@ def test_kernel_tests_go_on_where_time_ended_them(tmp_path, monkeypatch):
     outcomes = iter([0, None, 1, 5, 0])
     asked = []
     monkeypatch.setattr(stages, "_pytest", lambda file, *_: asked.append(file.name) or next(outcomes))
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     (tmp_path / "tests" / "kernels").mkdir(parents=True)
     monkeypatch.setattr(stages, "REHEARSED", [f"test_{name}.py" for name in "abc"])
     for name in "abc":

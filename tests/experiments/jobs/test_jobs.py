@@ -18,7 +18,7 @@ from experiments.cli import perform, spelled_out
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
 from experiments.runs import METRIC_COLUMNS, read_metrics
-from experiments.system.machine import CONF, ROOT
+from experiments.system.paths import CONF, ROOT
 from zoo import registry
 from zoo.config import LAYOUTS
 

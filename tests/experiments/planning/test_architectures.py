@@ -14,7 +14,7 @@ from support.program import Lab
 from experiments.configuration.compose import architectures, differences_from_preset, presets_to_compare
 from experiments.data.corpus import unigram_entropy
 from experiments.planning.plan import plan
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo import ModelConfig
 from zoo.model import letters_of, on_meta
 

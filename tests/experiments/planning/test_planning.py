@@ -17,7 +17,7 @@ from experiments.configuration.schema import Config
 from experiments.costs.model_costs import meta_model, resolve_steps
 from experiments.planning.plan import plan, run_name
 from experiments.sweep import cell_names
-from experiments.system.machine import CONF
+from experiments.system.paths import CONF
 from zoo import cost
 from zoo.config import LAYOUTS
 

@@ -15,8 +15,9 @@ from support.program import Lab
 from experiments import sweep
 from experiments.configuration.schema import Config
 from experiments.engines import pool
-from experiments.engines.engine import State, exit_reason
+from experiments.engines.engine import State
 from experiments.engines.pool import Pool
+from experiments.engines.preloaded_worker import exit_reason
 from experiments.planning.plan import Plan, plan
 from experiments.sweep import Sweep, cell_names
 from zoo.errors import UserError

@@ -20,7 +20,7 @@ from support.recorded import check
 from support.steady import files_in, masked, refusal, said
 
 from experiments.parallel.group import check_devices, pick_device, pick_precision
-from experiments.system import locks, machine, processes, signals, torchrun
+from experiments.system import locks, machine, paths, processes, signals, torchrun
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -238,8 +238,8 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
             answers.update({"rev-parse": head, "status": status, "ls-files": new})
             yield f"{head!r} {status!r} {new!r}: {machine.commit.__wrapped__()}"
         yield (
-            f"{machine.CONF.relative_to(machine.ROOT)} {machine.PUBLISHED.relative_to(machine.ROOT)} "
-            f"{machine.SELECTION}"
+            f"{paths.CONF.relative_to(paths.ROOT)} {paths.PUBLISHED.relative_to(paths.ROOT)} "
+            f"{paths.SELECTION}"
         )
         peak = machine.peak_memory(cpu)
         yield f"between 10 MB and 100 GB: {1e7 < peak < 1e11}"

@@ -40,7 +40,7 @@ from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
 from experiments.runs import MetricLog, RunFolder, RunPaused, read_metrics
 from experiments.system import signals
-from experiments.system.machine import ROOT
+from experiments.system.paths import ROOT
 from experiments.system.processes import MARK
 from experiments.training import callbacks, lightning_modules, rank, train
 from experiments.training import execute as execute_module

@@ -8,9 +8,8 @@ from support.kernel_cases import assert_agree, normal, packed, value_and_gradien
 from support.live_memory import LiveMemory
 from support.margins import below
 
-from kernels import AdaptiveK, attention, indexed_attention, indices, lightning_topk
+from kernels import AdaptiveK, attention, indexed_attention, indices, lightning_topk, numba_common
 from kernels.autograd import flop_counter
-from kernels.numba_common import compiled as serving
 from kernels.ops.indexed_attention import OPERATION, numba_form, torch_ops
 from kernels.ops.indexed_attention.parts import Indexer
 from kernels.ops.indexed_attention.torch_form import FAINTEST, attend, attend_backward
@@ -142,7 +141,7 @@ def test_no_gradients_have_room_where_nothing_learns():
 
 
 def test_without_numba_auto_takes_pytorch(monkeypatch):
-    monkeypatch.setattr(serving, "fault", lambda: "numba cannot be imported")
+    monkeypatch.setattr(numba_common, "fault", lambda: "numba cannot be imported")
     inputs = [x.float() for x in layer(1, 12)]
     assert OPERATION.choose("auto", *inputs, rule=FIVE).name == "torch"
     with pytest.raises(ValueError, match="numba cannot be imported"):

@@ -5,7 +5,7 @@ import torch
 from support.kernel_cases import normal
 
 from kernels import AdaptiveK, indexed_attention, nsa_attention
-from kernels.numba_common.compiled import WIDTH, array, arrays
+from kernels.numba_common import WIDTH, array, arrays
 
 Q, K, V = ((1, 40, heads, WIDTH) for heads in (2, 1, 1))
 

@@ -6,7 +6,7 @@ import numba
 import pytest
 import torch
 
-from kernels.numba_common import compiled
+from kernels import numba_common
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def importing(monkeypatch):
 
         monkeypatch.setattr(importlib, "import_module", fail)
 
-    compiled._fault.cache_clear()
+    numba_common._fault.cache_clear()
     yield fail_with
-    compiled._fault.cache_clear()
+    numba_common._fault.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ def importing(monkeypatch):
 )
 def test_what_importing_it_raises_is_the_reason(importing, error, reason):
     importing(error)
-    assert compiled.refusal(torch.ones(2)) == reason
+    assert numba_common.refusal(torch.ones(2)) == reason
 
 
 def test_compiling_can_be_switched_off(importing, monkeypatch):
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    assert compiled.refusal(torch.ones(2)) == "NUMBA_DISABLE_JIT is set"
+    assert numba_common.refusal(torch.ones(2)) == "NUMBA_DISABLE_JIT is set"
 
 
 def test_an_installed_numba_takes_fp32_on_a_cpu(importing):
-    assert compiled.refusal(torch.ones(2), torch.ones(3, 1)) is None
-    assert compiled.refusal(torch.ones(2), torch.ones(3).half()) == "needs float32, got float16"
-    assert compiled.refusal(torch.ones(2, device="meta")) == "needs tensors on a CPU, got meta"
+    assert numba_common.refusal(torch.ones(2), torch.ones(3, 1)) is None
+    assert numba_common.refusal(torch.ones(2), torch.ones(3).half()) == "needs float32, got float16"
+    assert numba_common.refusal(torch.ones(2, device="meta")) == "needs tensors on a CPU, got meta"
