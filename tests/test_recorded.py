@@ -66,9 +66,37 @@ def test_recording_writes_what_then_passes(tmp_path, monkeypatch):
     recorded.check(path, lines)
     monkeypatch.setattr(recorded, "recording", False)
     recorded.check(path, lines)
-    assert path.read_text().splitlines()[:4] == [
-        "table: table 2 x 2",
-        "  model | loss",
-        "  a | 1.0",
-        "  b | nan",
+    assert path.read_text().splitlines() == [
+        "table: table 2 x 2 ¦  model | loss ¦  a | 1.0 ¦  b | nan",
+        "bars: 2x2 [0, 1, 2, 3] ¦ text: x ¦ y ¦ none: empty",
     ]
+
+
+LINES = (
+    ["a", "b", "", "c", "# head", "  in", "  deeper", "   more", "out", " one space", "next", "x" * 200, "y"],
+    [f"number {place} of a long stanza" for place in range(40)],
+    ["a part ¦ and another", "z"],
+    [],
+)
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_folded_lines_are_the_same_when_they_are_taken_apart(lines):
+    lines = list(recorded.unfold(lines))
+    folded = list(recorded.fold(lines))
+    assert list(recorded.unfold(folded)) == (lines or [""])
+    assert all(len(line) <= recorded.WIDTH or recorded.PART not in line for line in folded)
+
+
+def test_a_stanza_begins_a_line_whatever_is_said_before_it():
+    stanza = ["== head", "a", "b", "of many", "  in it"]
+    alone = list(recorded.fold(stanza))
+    assert alone == ["== head ¦ a ¦ b", "of many ¦  in it"]
+    assert list(recorded.fold([*"abc", *stanza]))[-2:] == alone
+
+
+def test_a_part_of_a_folded_line_that_differs_is_shown_alone(tmp_path):
+    path = recording(tmp_path, "a 1 ¦ b 2 ¦  c 3")
+    recorded.check(path, ["a 1", "b 2", "  c 3"])
+    with pytest.raises(pytest.fail.Exception, match="2: - b 2\n2: . b 4"):
+        recorded.check(path, ["a 1", "b 4", "  c 3"])

@@ -3,6 +3,9 @@
 A test collects a broad piece of the house on fixed input as lines of text and calls `check` with them; words
 are compared exactly, and so are whole numbers; numbers with a point or an exponent within a tolerance.
 `pytest TEST --record` writes the recording again: read its difference before it is committed.
+
+A file holds several short lines in one, parted by ` ¦`, within a stanza: a title, or a line and the indented
+lines under it. A stanza begins a line of the file, so that a change moves nothing outside its stanza.
 """
 
 import dataclasses
@@ -18,6 +21,8 @@ import pytest
 
 NUMBER = re.compile(r"(?:(?<![\w.])[-+])?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 SHOWN_LINES = 12
+WIDTH = 160
+PART = " ¦"
 recording = False
 
 
@@ -33,13 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def check(path: Path, lines: Iterable[str], relative: float = 1e-6, absolute: float = 0.0) -> None:
     """Fail with the first differing lines unless `lines` say what the recording says."""
     said = [line.rstrip() for text in lines for line in (str(text).splitlines() or [""])]
+    said = list(unfold(said))
     if recording:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(said) + "\n", encoding="utf-8")
+        path.write_text("\n".join(fold(said)) + "\n", encoding="utf-8")
         return
     if not path.exists():
         pytest.fail(f"No recording {path.name}: write it with pytest TEST --record, read it and commit it.")
-    recorded = path.read_text(encoding="utf-8").splitlines()
+    recorded = list(unfold(path.read_text(encoding="utf-8").splitlines()))
     differences = list(different(recorded, said, relative, absolute))
     if differences:
         shown = "\n".join(differences[: 2 * SHOWN_LINES])
@@ -49,6 +55,30 @@ def check(path: Path, lines: Iterable[str], relative: float = 1e-6, absolute: fl
             "If this is what it should say: pytest TEST --record, read the difference and commit it.",
             pytrace=False,
         )
+
+
+def fold(lines: list[str]) -> Iterator[str]:
+    """Several lines in one while they are of one stanza and fit; `unfold` takes them apart again."""
+    line = ""
+    for place, text in enumerate(lines):
+        follows = lines[place + 1] if place + 1 < len(lines) else ""
+        indented, before = text.startswith("  "), lines[place - 1] if place else ""
+        begins = not indented and (text.startswith(("#", "==", " ")) or before[:1] == " " or follows[:1] == " ")
+        joined = f"{line}{PART}{text if indented else f' {text}'}"
+        if begins or not (line and text) or len(joined) > WIDTH:
+            if place:
+                yield line
+            line = text
+        else:
+            line = joined
+    yield line
+
+
+def unfold(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        first, *others = line.split(PART)
+        yield first
+        yield from (text if text.startswith("  ") else text.removeprefix(" ") for text in others)
 
 
 def different(recorded: list[str], said: list[str], relative: float, absolute: float) -> Iterator[str]:
