@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import zlib
 from collections.abc import Iterator
 
 import matplotlib as mpl
@@ -19,6 +22,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, LogFormatter, NullFo
 
 from support.recorded import number
 
+LONGEST = 240
 WHOLE = 8
 """So many numbers are written one by one; of more there is a digest, in which each counts, and its place."""
 
@@ -35,6 +39,34 @@ def figure_lines(figure: Figure) -> Iterator[str]:
         yield from legend_lines(legend)
     for place, axes in enumerate(figure.axes):
         yield from axes_lines(axes, f"axes {place}")
+
+
+def totals(figure: Figure) -> Iterator[str]:
+    """A figure in a few lines an axes: of each kind of thing in it the count, the words, sums of its numbers."""
+    parts: dict[str, list[str]] = {}
+    for line in [*figure_lines(figure), "axes"]:
+        if line.startswith("axes"):
+            yield from (f"  {kind} {_total(found)}" for kind, found in parts.items())
+            parts = {}
+        if line.startswith(("axes ", "  x ", "  y ", "size ")):
+            yield line[:LONGEST]
+        else:
+            parts.setdefault(line.split(None, 1)[0], []).append(line)
+
+
+def _total(lines: list[str]) -> str:
+    pieces = [piece for line in lines for piece in re.split(r"[\s\[\](),]+", line)[1:] if piece]
+    values, words = [], []
+    for piece in pieces:
+        try:
+            values.append(float(piece))
+        except ValueError:
+            words.append(piece)
+    known = [value for value in values if math.isfinite(value)]
+    sums = sum(known), sum(value * math.sqrt(place) for place, value in enumerate(known, 1))
+    told = " ".join(dict.fromkeys(words))
+    text = told if len(told) <= LONGEST else f"{told[:LONGEST]}... {zlib.crc32(' '.join(words).encode())}"
+    return f"{len(lines)}: {len(words)} words: {text}; {len(values)} numbers: {short(sums[0])} {short(sums[1])}"
 
 
 def axes_lines(axes: Axes, name: str) -> Iterator[str]:

@@ -1,16 +1,18 @@
-"""Reports of published studies as their readers see them: the page, and what is drawn in every figure."""
+"""The tables of a small report in every format, and figures of published studies that pretended runs cannot have."""
 
 from __future__ import annotations
 
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from support import recorded
-from support.seen_reports import report_lines
+from support.said import digest
+from support.seen_figures import totals
 
-from analysis import gallery, load_results
-from analysis.report.markdown import escape
+from analysis import gallery, load_results, write_report
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 RECORDED = Path(__file__).with_name("recorded")
@@ -18,60 +20,97 @@ PARTS = {
     "text": (
         ["quickstart"],
         {"transformer": (1, 2), "hypergraph": (1,), "nsa": (1, 2), "mesanet": (2,), "mom": (2,)},
+        "sinks sink_maps sink_maps_mean attention_profile gates selection selected_maps routing_map "
+        "routing_choices routed_sentence timeline_tokens mutual_information recurrence solver inference_batch_8",
     ),
     "residuals": (
         ["residual_rates", "residual_rates_24"],
         {f"transformer{scheme}": (1, 2) for scheme in ("", " hc", " shc")},
+        "composite_gain gradient_depth stream_pca singular_values learning_rates",
     ),
-    "tasks": (["papers_recall", "papers_orthgsa_length", "papers_path_flip_flop"], None),
+    "tasks": (
+        ["papers_recall", "papers_orthgsa_length", "papers_path_flip_flop"],
+        None,
+        "task_accuracy task_curves task_difficulty task_positions task_state",
+    ),
 }
-"""Studies, and the seeds of their models that are reported: enough for every figure, and for models with one seed."""
+"""Studies, the seeds of their models, and the figures; tests/analysis/figures has the others."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
-def test_a_report_says_what_it_said(name, tmp_path, monkeypatch):
-    studies, wanted = PARTS[name]
+def test_figures_of_published_studies_draw_what_they_drew(name):
+    studies, wanted, figures = PARTS[name]
     results = load_results([PUBLISHED / study for study in studies])
     if wanted is not None:
         keys = zip(results.runs["name"], results.runs["seed"], strict=True)
         results = results.part(pd.Series([seed in wanted.get(one, ()) for one, seed in keys]))
-    lines = list(report_lines(results, tmp_path, monkeypatch))
-    assert not [line for line in lines if "drawing it failed" in line]
+    lines = []
+    for one in figures.split():
+        figure, _, table = gallery.draw(one, results)
+        lines += [f"# {one}", *totals(figure), *digest(table)]
     recorded.check(RECORDED / f"{name}.txt", lines, absolute=1e-9)
 
 
-@pytest.fixture
-def sampled(tmp_path, quickstart) -> Path:
-    """The small quickstart with samples, probes' records and a config that is missing."""
-    for place, run in enumerate(sorted(path for path in quickstart.iterdir() if path.is_dir())[:4]):
-        (run / "probes").mkdir()
-        samples = [
-            ("The ", f"end {place}\n```", 0.0 if place else None, None if place == 1 else 3, 90.0 + place),
-            ("<b>A", "x | y", 0.8, 0, None),
+class Tables(HTMLParser):
+    """The rows of a page's tables, by the text of their cells; what they are sorted by, in brackets."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.rows, self.cell, self.silent = [], None, False
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append([])
+        elif tag in ("th", "td"):
+            self.cell, self.key = "", dict(attrs).get("data-sort")
+        self.silent |= tag == "svg"
+
+    def handle_endtag(self, tag):
+        if tag in ("th", "td"):
+            text = " ".join(self.cell.split())
+            self.rows[-1][-1].append((text, "" if self.key is None else f" [{self.key}]"))
+            self.cell = None
+        self.silent &= tag != "svg"
+
+    def handle_data(self, data):
+        if self.cell is not None and not self.silent:
+            self.cell += f" {data}"
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    parts = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    return [
+        [
+            [re.sub(r"\\(.)", r"\1", cell).strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            for line in part.splitlines()
         ]
-        names = ["prompt", "text", "temperature", "sample_seed", "tokens_per_second"]
-        pd.DataFrame(samples, columns=names).to_parquet(run / "probes" / "samples.parquet")
-        (run / "probes" / "probes.json").write_text(f'{{"settings": {{"windows": {place}}}}}')
-    (run / "config.yaml").unlink()
-    return quickstart
-
-
-def test_a_report_in_every_format(sampled, tmp_path, monkeypatch):
-    """The page of run folders, its Markdown, its tables as CSV and LaTeX; figures are recorded elsewhere."""
-    entries = [
-        one for one in gallery.listed() if one.name in ("comparison", "scaling", "stream_pca", "solver")
+        for part in parts
     ]
+
+
+def test_a_small_report_has_its_tables_in_every_format(quickstart, monkeypatch):
+    entries = [one for one in gallery.listed() if one.name in ("comparison", "scaling")]
     monkeypatch.setattr(gallery, "listed", lambda: entries)
-    lines = list(report_lines(load_results(sampled), tmp_path, monkeypatch))
-    for path in sorted((tmp_path / "report").rglob("*")):
-        if path.suffix in (".md", ".csv", ".tex"):
-            lines += [
-                f"# {path.relative_to(tmp_path / 'report')}",
-                *path.read_text(encoding="utf-8").splitlines(),
-            ]
-        elif path.is_file():
-            lines.append(f"# {path.relative_to(tmp_path / 'report')}")
-    place = str(sampled.parents[1])
-    hidden = [line.replace(place, "PLACE").replace(escape(place), "PLACE") for line in lines]
-    recorded.check(RECORDED / "formats.txt", hidden, absolute=1e-9)
+    page = write_report(quickstart)
+    of_page = Tables(page.read_text(encoding="utf-8")).rows
+    of_markdown = markdown_tables((page.parent / "report.md").read_text(encoding="utf-8"))
+    assert [[[text for text, _ in row] for row in table[1:]] for table in of_page] == [
+        table[2:] for table in of_markdown
+    ]
+    lines = []
+    for table in of_page:
+        lines.append("# table")
+        lines += [" | ".join(f"{text}{key}" for text, key in row) for row in table]
+    for path in sorted((page.parent / "tables").glob("*.csv")):
+        lines += [f"# {path.name}", *digest(pd.read_csv(path).drop(columns="folder", errors="ignore"))]
+    body = (page.parent / "tables" / "comparison.tex").read_text(encoding="utf-8").split(r"\midrule")[1]
+    assert [line.split(" & ")[0] for line in body.splitlines() if line.endswith(r"\\")] == [
+        re.sub("_", r"\\_", row[0][0]).replace("‡", r"\ensuremath{\ddagger}") for row in of_page[0][1:]
+    ]
+    files = (path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*") if path.is_file())
+    lines.append(f"files: {', '.join(sorted(files))}")
+    recorded.check(RECORDED / "tables.txt", lines, absolute=1e-9)
