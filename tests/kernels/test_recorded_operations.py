@@ -1,6 +1,7 @@
 """What every operation computes, costs and refuses: against its definition, and against what it did before."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,15 +177,15 @@ def test_what_every_call_costs():
 
 
 def damaged(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A tensor with another shape or dtype, and what was done to it."""
+    """A tensor with another shape or dtype, and what was done to it: `1+` has a longer axis 1, `1-` an empty one."""
     for axis in range(x.dim()):
-        yield f"axis {axis} longer", torch.cat([x, x.narrow(axis, 0, min(1, x.shape[axis]))], axis)
+        yield f"{axis}+", torch.cat([x, x.narrow(axis, 0, min(1, x.shape[axis]))], axis)
         if x.shape[axis]:
-            yield f"axis {axis} empty", x.narrow(axis, 0, 0)
-    yield "one axis more", x[None]
+            yield f"{axis}-", x.narrow(axis, 0, 0)
+    yield "more axes", x[None]
     if x.dim():
-        yield "one axis less", x[0] if x.shape[0] else x.flatten()
-    yield "another dtype", x.bool() if not x.is_floating_point() else x.long()
+        yield "fewer axes", x[0] if x.shape[0] else x.flatten()
+    yield "dtype", x.bool() if not x.is_floating_point() else x.long()
     if not x.is_floating_point():
         yield "floats", x.double()
 
@@ -211,25 +212,42 @@ def said(call: Call, tensors: dict[str, Any] | None = None, **changed: Any) -> s
     return "taken"
 
 
+def cases_of(call: Call) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+    """Each broken argument of a call: in short what is wrong, the wrong value, and the arguments."""
+    for name, x in call.tensors.items():
+        for how, broken in damaged(x) if isinstance(x, Tensor) else ():
+            yield f"{name} {how}", broken, {**call.tensors, name: broken}, {}
+        if x is not None and name in ("w", "beta", "g", "forgotten"):
+            yield f"{name} none", None, {**call.tensors, name: None}, {}
+    for name, value in call.options.items():
+        if isinstance(value, int | str) and not isinstance(value, bool):
+            for bad in ("none of these",) if isinstance(value, str) else (0, -1):
+                yield f"{name}={bad}", bad, call.tensors, {name: bad}
+
+
+def by_check(call: Call) -> Iterator[str]:
+    """The broken arguments that one check finds, a line a check; a refusal shows shapes or dtypes."""
+    found: dict[str, list[str]] = {}
+    for case, wrong, tensors, options in cases_of(call):
+        message = said(call, tensors, **options)
+        if isinstance(wrong, Tensor) and message in ("taken", "an error of a library"):
+            continue
+        if isinstance(wrong, Tensor):
+            assert re.search(r"\(\d[\d, ]*\)|torch\.\w+", message), (call.title, case, message)
+        rule = re.sub(r"\(\d[\d, ]*\)|torch\.\w+|-?\d+", "", message)
+        found.setdefault(message if message == "taken" else rule, []).append(case)
+    for rule, cases_found in found.items():
+        yield f"{rule if rule in ('taken', 'an error of a library') else 'refused'}: {', '.join(cases_found)}"
+
+
 def refused() -> Iterator[str]:
     seen = set()
     for call in cases.calls():
         learned = tuple(sorted(call.tensors))
-        if (call.operation, learned) in seen:
-            continue
-        seen.add((call.operation, learned))
-        yield f"== {call.title}"
-        for name, x in call.tensors.items():
-            for how, broken in damaged(x) if isinstance(x, Tensor) else ():
-                message = said(call, {**call.tensors, name: broken})
-                if message not in ("taken", "an error of a library"):
-                    yield f"{name}, {how}: {message}"
-            for missing in (None,) if x is not None and name in ("w", "beta", "g", "forgotten") else ():
-                yield f"{name} is {missing}: {said(call, {**call.tensors, name: missing})}"
-        for name, value in call.options.items():
-            if isinstance(value, int | str) and not isinstance(value, bool):
-                wrong = ("none of these",) if isinstance(value, str) else (0, -1)
-                yield from (f"{name}={bad}: {said(call, **{name: bad})}" for bad in wrong)
+        if (call.operation, learned) not in seen:
+            seen.add((call.operation, learned))
+            yield f"== {call.title}"
+            yield from by_check(call)
 
 
 def of_one_sequence(call: Call) -> bool:
@@ -243,8 +261,10 @@ def badly_packed() -> Iterator[str]:
             continue
         seen.add(call.operation)
         yield f"== {call.title}"
-        for name, cuts in BAD_CUTS.items():
-            yield f"{name}: {said(call, cu_seqlens=cuts)}"
+        found = {name: said(call, cu_seqlens=cuts) for name, cuts in BAD_CUTS.items()}
+        assert not {"taken", "an error of a library"} & set(found.values()), found
+        assert all("cu_seqlens" in message for message in found.values()), found
+        yield f"refused: {', '.join(found)}"
 
 
 def test_what_operations_say_to_arguments_that_do_not_fit():

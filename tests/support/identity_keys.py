@@ -92,4 +92,5 @@ def _changes(node: str, frozen: dict[str, Any], now: dict[str, Any]) -> list[str
 
 
 if __name__ == "__main__":
-    FROZEN.write_text(json.dumps(keys(), indent=1, sort_keys=True) + "\n")
+    nodes = (f"{json.dumps(node)}: {json.dumps(found, sort_keys=True)}" for node, found in sorted(keys().items()))
+    FROZEN.write_text("{\n" + ",\n".join(nodes) + "\n}\n")

@@ -1,51 +1,64 @@
-"""What a reader of a page sees, as lines of text: words, links, what hovering tells, and alternatives of pictures."""
+"""What a reader of a page sees: the rows of its tables, and whether it says what its Markdown says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+import re
 from html.parser import HTMLParser
 
-TOLD = ("alt", "title", "aria-label", "href", "id", "data-sort", "style", "class", "value", "placeholder")
 SILENT = ("style", "script", "svg")
-LONGEST = 160
 
 
 class _Reader(HTMLParser):
-    def __init__(self) -> None:
+    """The words of a page, and the rows of its tables: cells with, in brackets, what they are sorted by."""
+
+    def __init__(self, source: str) -> None:
         super().__init__()
-        self.lines: list[str] = []
         self.words: list[str] = []
-        self.silent = 0
+        self.tables: list[list[list[tuple[str, str]]]] = []
+        self.cell: list[str] | None = None
+        self.key, self.silent = "", 0
+        self.feed(source)
 
     def handle_starttag(self, tag, attrs) -> None:
-        self.flush()
-        if tag in SILENT:
-            self.silent += 1
-        if self.silent and tag != "svg":
-            return
-        told = [f"{name}={str(value)[:LONGEST]}" for name, value in attrs if name in TOLD and value]
-        if told:
-            self.lines.append(f"<{tag} {' '.join(told)}>")
+        self.silent += tag in SILENT
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            key = dict(attrs).get("data-sort")
+            self.cell, self.key = [], "" if key is None else f" [{key}]"
 
     def handle_endtag(self, tag) -> None:
-        self.flush()
-        if tag in SILENT:
-            self.silent -= 1
+        self.silent -= tag in SILENT
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append((" ".join(" ".join(self.cell).split()), self.key))
+            self.cell = None
 
     def handle_data(self, data) -> None:
         if not self.silent:
             self.words.append(data)
-
-    def flush(self) -> None:
-        text = " ".join("".join(self.words).split())
-        self.words.clear()
-        if text:
-            self.lines.append(text)
+            if self.cell is not None:
+                self.cell.append(data)
 
 
-def page_lines(html: str) -> Iterator[str]:
-    """The page's words in order, a line an element, with the attributes that a reader meets."""
-    reader = _Reader()
-    reader.feed(html)
-    reader.flush()
-    yield from reader.lines
+def tables(html: str) -> list[list[list[tuple[str, str]]]]:
+    return _Reader(html).tables
+
+
+def table_lines(html: str) -> Iterator[str]:
+    for table in tables(html):
+        yield "# table"
+        yield from (" | ".join(f"{text}{key}" for text, key in row) for row in table)
+
+
+def only_in_markdown(markdown: str, html: str) -> list[str]:
+    """What a page does not say of its Markdown's list items and table cells."""
+    said = "".join("".join(_Reader(html).words).split())
+    found = []
+    for line in markdown.splitlines():
+        parts = re.split(r"(?<!\\)\|", line) if line.startswith("|") else [line[2:]] * line.startswith("- ")
+        plain = (re.sub(r"\\(.)", r"\1", part) for part in parts if not set(part) <= set(" -:"))
+        found += [part for part in plain if "".join(part.split()) not in said]
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 from support import recorded
 from support.said import digest
 from support.seen_figures import totals
+from support.seen_pages import table_lines, tables
 
 from analysis import gallery, load_results, write_report
 
@@ -52,35 +52,6 @@ def test_figures_of_published_studies_draw_what_they_drew(name):
     recorded.check(RECORDED / f"{name}.txt", lines, absolute=1e-9)
 
 
-class Tables(HTMLParser):
-    """The rows of a page's tables, by the text of their cells; what they are sorted by, in brackets."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.rows, self.cell, self.silent = [], None, False
-        self.feed(source)
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "table":
-            self.rows.append([])
-        elif tag == "tr":
-            self.rows[-1].append([])
-        elif tag in ("th", "td"):
-            self.cell, self.key = "", dict(attrs).get("data-sort")
-        self.silent |= tag == "svg"
-
-    def handle_endtag(self, tag):
-        if tag in ("th", "td"):
-            text = " ".join(self.cell.split())
-            self.rows[-1][-1].append((text, "" if self.key is None else f" [{self.key}]"))
-            self.cell = None
-        self.silent &= tag != "svg"
-
-    def handle_data(self, data):
-        if self.cell is not None and not self.silent:
-            self.cell += f" {data}"
-
-
 def markdown_tables(text: str) -> list[list[list[str]]]:
     parts = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     return [
@@ -96,15 +67,13 @@ def test_a_small_report_has_its_tables_in_every_format(quickstart, monkeypatch):
     entries = [one for one in gallery.listed() if one.name in ("comparison", "scaling")]
     monkeypatch.setattr(gallery, "listed", lambda: entries)
     page = write_report(quickstart)
-    of_page = Tables(page.read_text(encoding="utf-8")).rows
+    html = page.read_text(encoding="utf-8")
+    of_page = tables(html)
     of_markdown = markdown_tables((page.parent / "report.md").read_text(encoding="utf-8"))
     assert [[[text for text, _ in row] for row in table[1:]] for table in of_page] == [
         table[2:] for table in of_markdown
     ]
-    lines = []
-    for table in of_page:
-        lines.append("# table")
-        lines += [" | ".join(f"{text}{key}" for text, key in row) for row in table]
+    lines = list(table_lines(html))
     for path in sorted((page.parent / "tables").glob("*.csv")):
         lines += [f"# {path.name}", *digest(pd.read_csv(path).drop(columns="folder", errors="ignore"))]
     body = (page.parent / "tables" / "comparison.tex").read_text(encoding="utf-8").split(r"\midrule")[1]
