@@ -191,6 +191,7 @@ def test_tables_can_be_left_out(tmp_path, probed_runs):
         (Publication("  "), "what does this study ask"),
         (Publication("Does it?", ("losses",)), "there are task_accuracy"),
         (Publication("Does it?", ("sinks",)), "job=probe"),
+        (Publication("Does it?", baseline="nobody"), "no model 'nobody'"),
     ],
 )
 def test_what_cannot_be_published_says_why_and_writes_nothing(tmp_path, write_run, said, why):

@@ -1,4 +1,4 @@
-"""What a publication writes, file by file, and how what cannot be published is refused."""
+"""What a publication writes, file by file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import yaml
 from support import recorded
 
 from analysis import load_results, publishing
-from analysis.files import ResultsError
 from analysis.publishing import Publication, missing_parts, portable, publish, without_paths
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -127,27 +126,6 @@ def test_what_a_publication_writes(study, tmp_path, drawn_alone):
     lines += [f"{row.folder} {row.command}" for row in runs.itertuples()]
     assert str(tmp_path) not in "\n".join(lines)
     recorded.check(RECORDED / "publication.txt", lines, absolute=1e-9)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        Publication(None),
-        Publication("Why?"),
-        Publication("Why?", ("nothing",), "a book"),
-        Publication("Why?", ("stream_pca",), "a book"),
-        Publication("Why?", (), "a book", ("nothing",)),
-        Publication("Why?", (), "a book", baseline="nobody"),
-    ],
-    ids=["no question", "no source", "no figure", "no data", "no table", "no baseline"],
-)
-def test_what_is_refused(study, tmp_path, asked, request):
-    with pytest.raises(ResultsError) as refused:
-        publish(load_results(study), tmp_path / "published", asked)
-    assert not (tmp_path / "published").exists()
-    text = str(refused.value).replace(str(tmp_path), "PLACE")
-    name = request.node.callspec.id.replace(" ", "_")
-    recorded.check(RECORDED / f"refused_{name}.txt", [text])
 
 
 TREES = (

@@ -34,19 +34,29 @@ from zoo.errors import UserError
 RECORDED = Path(__file__).parent / "recorded"
 
 
+def names_by_section(printed: list[str]) -> Iterator[str]:
+    """The first words of the lines of a section; examples of tasks are recorded with the tasks."""
+    lines = [line.removeprefix("| ") for text in printed for line in text.splitlines()]
+    for line in lines[: next(at for at, line in enumerate(lines) if "example of each" in line)]:
+        if line:
+            yield f"  {line.split()[0]}" if line.startswith(" ") else line
+
+
 def test_help_and_lists(lab: Lab, monkeypatch):
-    """--help, every job's line, and all that job=list says."""
+    """What each job reads and needs, which --help tells too; the names that job=list has."""
     added = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
     monkeypatch.setattr(jobs, "_handed_over", {job.name: job for job in added["JOBS"]})
 
     def lines() -> Iterator[str]:
-        yield cli.describe_jobs()
+        help_lines = cli.describe_jobs().splitlines()
         for job in jobs.all_jobs():
+            (place,) = (at for at, line in enumerate(help_lines) if line.split()[0] == job.name)
+            assert job.needs in " ".join(help_lines[place : place + 2])
             yield f"{job.name}: reads {job.reads}, sweeps {job.run_sweep is not None}, needs {job.needs!r}"
         yield f"after {sorted(added['AFTER'])} {[(k, v.__name__) for k, v in sorted(added['AFTER'].items())]}"
         with said() as printed:
             list_job.run(tiny_config())
-        yield from printed
+        yield from names_by_section(printed)
         yield refusal(jobs.find_job, "trian")
         yield list_job.drawn_example(TASKS["palindrome"], 30)
 
