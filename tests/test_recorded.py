@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support import recorded
+from support.seen_pages import only_in_markdown, table_lines
 
 
 def recording(folder: Path, *lines: str) -> Path:
@@ -98,5 +99,13 @@ def test_a_stanza_begins_a_line_whatever_is_said_before_it():
 def test_a_part_of_a_folded_line_that_differs_is_shown_alone(tmp_path):
     path = recording(tmp_path, "a 1 ¦ b 2 ¦  c 3")
     recorded.check(path, ["a 1", "b 2", "  c 3"])
-    with pytest.raises(pytest.fail.Exception, match="2: - b 2\n2: . b 4"):
+    with pytest.raises(pytest.fail.Exception, match=r"2: - b 2\n2: . b 4"):
         recorded.check(path, ["a 1", "b 4", "  c 3"])
+
+
+def test_what_a_page_lacks_of_its_markdown_is_found():
+    html = "<p>a <b>b</b></p><table><tr><th>c|<td data-sort=1>d</table><script>e</script>"
+    html = html.replace("<td", "</th><td").replace("</table>", "</td></tr></table>")
+    assert only_in_markdown("# no\n- a b\n| c\\| | d |\n| --- | -: |\n", html) == []
+    assert only_in_markdown("- e\n| d | f |", html) == ["e", " f "]
+    assert list(table_lines(html)) == ["# table", "c| | d [1]"]

@@ -92,5 +92,7 @@ def _changes(node: str, frozen: dict[str, Any], now: dict[str, Any]) -> list[str
 
 
 if __name__ == "__main__":
-    nodes = (f"{json.dumps(node)}: {json.dumps(found, sort_keys=True)}" for node, found in sorted(keys().items()))
+    nodes = (
+        f"{json.dumps(node)}: {json.dumps(found, sort_keys=True)}" for node, found in sorted(keys().items())
+    )
     FROZEN.write_text("{\n" + ",\n".join(nodes) + "\n}\n")

@@ -63,7 +63,9 @@ def fold(lines: list[str]) -> Iterator[str]:
     for place, text in enumerate(lines):
         follows = lines[place + 1] if place + 1 < len(lines) else ""
         indented, before = text.startswith("  "), lines[place - 1] if place else ""
-        begins = not indented and (text.startswith(("#", "==", " ")) or before[:1] == " " or follows[:1] == " ")
+        begins = not indented and (
+            text.startswith(("#", "==", " ")) or before[:1] == " " or follows[:1] == " "
+        )
         joined = f"{line}{PART}{text if indented else f' {text}'}"
         if begins or not (line and text) or len(joined) > WIDTH:
             if place:

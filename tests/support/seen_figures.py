@@ -66,7 +66,9 @@ def _total(lines: list[str]) -> str:
     sums = sum(known), sum(value * math.sqrt(place) for place, value in enumerate(known, 1))
     told = " ".join(dict.fromkeys(words))
     text = told if len(told) <= LONGEST else f"{told[:LONGEST]}... {zlib.crc32(' '.join(words).encode())}"
-    return f"{len(lines)}: {len(words)} words: {text}; {len(values)} numbers: {short(sums[0])} {short(sums[1])}"
+    return (
+        f"{len(lines)}: {len(words)} words: {text}; {len(values)} numbers: {short(sums[0])} {short(sums[1])}"
+    )
 
 
 def axes_lines(axes: Axes, name: str) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 
 SILENT = ("style", "script", "svg")
