@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -324,18 +326,22 @@ def test_captions_styles_and_orders():
     recorded.check(RECORDED / "captions.txt", lines)
 
 
+def named(columns: tuple) -> Iterator[str]:
+    """Name, type and unit of each column of a table that tells what every one means."""
+    for line in markdown(columns).splitlines()[2:]:
+        *told, meaning = re.split(r"(?<!\\)\|", line)[1:-1]
+        assert meaning.strip(), line
+        yield " ".join(cell.strip(" `") for cell in told)
+
+
 def test_columns():
-    lines = [*markdown(RUN_COLUMNS).splitlines(), *markdown(METRIC_COLUMNS).splitlines()]
+    lines = ["# runs", *named(RUN_COLUMNS), "# metrics", *named(METRIC_COLUMNS), "# sources"]
     lines += [
         f"{one.name} from {one.source} {'optional' * one.optional} {'setting' * one.setting}"
         for one in RUN_COLUMNS
     ]
     for name, columns in TABLES.items():
-        lines += [
-            f"# {name}",
-            *markdown(columns).splitlines(),
-            " ".join(one.name for one in columns if one.optional),
-        ]
+        lines += [f"# {name}", *named(columns), " ".join(one.name for one in columns if one.optional)]
     recorded.check(RECORDED / "columns.txt", lines)
 
 
