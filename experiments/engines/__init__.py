@@ -13,8 +13,11 @@ sweeps with two engines never compute a cell twice, and the folder alone says wh
 
 from __future__ import annotations
 
-from experiments.engines.engine import Engine
-from experiments.planning.plan import Plan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # processes of other engines read this page, and may load nothing that takes time
+    from experiments.engines.engine import Engine
+    from experiments.planning.plan import Plan
 
 
 def make_engine(plans: list[Plan]) -> Engine:

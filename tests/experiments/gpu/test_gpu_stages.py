@@ -17,6 +17,7 @@ from support.program import Lab
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import stages
 from experiments.gpu.settings import Settings
+from experiments.system import paths
 from kernels.ops.short_conv_triton import _forward_tuned
 from kernels.triton_common import tuning
 from zoo.errors import UserError
