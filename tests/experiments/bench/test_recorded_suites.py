@@ -180,7 +180,7 @@ def test_what_is_timed():
     def lines() -> Iterator[str]:
         config = tiny_config()
         calls = {f"attention {n}": call for n, call in enumerate(attention._calls(config, 8, CPU))}
-        made = model_steps.InputFactory(1, 8, CPU, torch.float32)
+        made = cases.InputFactory(1, 8, CPU, torch.float32)
         calls |= {f"recurrence {name}": make(made) for name, make in cpu.OPERATIONS.items()}
         for name, call in calls.items():
             shapes = [f"{tuple(x.shape)} {x.dtype} {x.requires_grad}" for x in call.tensors()]
@@ -567,7 +567,7 @@ def test_states_and_inputs():
             ]
             yield f"{name}: {sizes}"
         for device, dtype in ((CPU, torch.float32), (torch.device("meta"), torch.bfloat16)):
-            d = model_steps.InputFactory(2, 5, device, dtype)
+            d = cases.InputFactory(2, 5, device, dtype)
             for kind, x in {
                 "normal": d.normal(3, 4),
                 "weight": d.weight(3, 4),
@@ -592,7 +592,7 @@ def test_states_and_inputs():
                         "subset": lambda b: (b[..., 0] != b[..., 1]).all(),
                     }.get(kind)
                     yield f"  as promised: {inside is None or bool(inside(bounds))}"
-        few = model_steps.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
+        few = cases.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
         for t, row in enumerate(few.tolist()):
             kept = [s for s in row if s >= 0]
             parts = all(n * (t + 1) // 3 <= s < (n + 1) * (t + 1) // 3 for n, s in enumerate(kept))
