@@ -88,11 +88,11 @@ def _work(settings: Settings, piece: str, sender: Connection) -> None:
 
 def _run_case(settings: Settings, name: str) -> dict[str, str]:
     """Each form of a case, forward and backward; returns those that failed, and why."""
-    from experiments.bench import timing as passes
+    from experiments.bench import timing
     from experiments.bench.cases import CASES
 
     forms, leaves = _forms(settings, name)
-    ways = passes.MODES if CASES[name].backward else {"forward": passes.forward}
+    ways = timing.MODES if CASES[name].backward else {"forward": timing.forward}
     found = {
         f"{form}, {way}": _failure(functools.partial(work, run, leaves))
         for form, run in forms.items()

@@ -116,8 +116,7 @@ def _launches(rehearse: bool) -> Iterator[tuple[str, int, str]]:
 
 def _launch(name: str, length: int, way: str, device: torch.device) -> str:
     """Launch a case's kernels; returns "tuned", or why they could not run."""
-    from experiments.bench import result_table
-    from experiments.bench import timing as passes
+    from experiments.bench import result_table, timing
     from experiments.bench.cases import CASES
 
     case, on_gpu = CASES[name], device.type == "cuda"
@@ -125,7 +124,7 @@ def _launch(name: str, length: int, way: str, device: torch.device) -> str:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         calls = case.calls(length, case.tokens if on_gpu else length, device, dtype)
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
-        (passes.forward if way == "forward" else passes.forward_backward)(_triton(calls), leaves)
+        (timing.forward if way == "forward" else timing.forward_backward)(_triton(calls), leaves)
     except Exception as error:  # no Triton form, one that does not serve this call, or one that is broken
         if result_table.is_fatal(error):
             raise
