@@ -27,5 +27,7 @@ LIGHT = (
 )
 def test_a_page_loads_no_library_that_it_may_not_need(module: str, absent: set[str]):
     code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert absent & set(loaded.stdout.split()) == set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
@@ -181,22 +180,23 @@ def _loss_error(seed: int, ctx: Context) -> float:
     return (found - context(None).cross_entropy(logits, targets)).abs().item()
 
 
+_gather, _to_time = context_parallel.gather, context_parallel.to_time
+
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.
 MISTAKES: dict[str, tuple[str, Callable]] = {
-    "operations.gather": (
+    "gather": (
         "attention",
-        lambda x, shard: context_parallel.gather(x.detach(), shard) + 0 * x.sum(),
+        lambda x, shard: _gather(x.detach(), shard) + 0 * x.sum(),
     ),
-    "operations.halo": ("gated_conv", lambda last, shard: 0 * last),
-    "operations.fold": ("kda", lambda transition, increment, shard: 0 * increment),
-    "operations.to_time": ("path_fox", lambda x, shard: context_parallel.to_time(x.flip(2), shard)),
-    "operations.total": ("gsa", lambda x, shard: x * shard.size),
+    "halo": ("gated_conv", lambda last, shard: 0 * last),
+    "fold": ("kda", lambda transition, increment, shard: 0 * increment),
+    "to_time": ("path_fox", lambda x, shard: _to_time(x.flip(2), shard)),
+    "total": ("gsa", lambda x, shard: x * shard.size),
 }
 
 
-def mistake_errors(place: str) -> Errors:
-    """The errors of documents with a mistake at this place."""
-    mixer, instead = MISTAKES[place]
-    module, name = place.split(".")
-    with mock.patch.object(importlib.import_module(f"zoo.context_parallel.{module}"), name, instead):
+def mistake_errors(name: str) -> Errors:
+    """The errors of documents with a mistake in this function."""
+    mixer, instead = MISTAKES[name]
+    with mock.patch.object(context_parallel, name, instead):
         return case_errors(Case("mixer", mixer), context(layouts()["documents"]), True)
