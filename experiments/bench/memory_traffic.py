@@ -179,7 +179,7 @@ def _print_case(case: Case, length: int, tokens: int | None, peaks: Peaks) -> No
         for work in call.work() or [None]:
             start = f"{case.name:<{_NAME}}{size:>12}  "
             if work is None:
-                print(f"{start}{call.operation:<28}not counted: kernels/ops/{call.operation} has no work.py")
+                print(f"{start}{call.operation:<28}not counted: the operation counts no work")
             elif case.backward or work.way == "forward":
                 print(start + _counted(work, call, peaks))
 

@@ -20,10 +20,8 @@ from support.steady import changed, files_in, forget_texts, masked, refusal, sai
 from experiments import engines
 from experiments.configuration.schema import RayConfig
 from experiments.engines import command_list, ray_engine, supervisor
-from experiments.engines import engine as cell
-from experiments.engines import engine as interface
-from experiments.engines import slurm as slurm_jobs
-from experiments.engines import slurm as slurm_queue
+from experiments.engines import engine as engine_page
+from experiments.engines import slurm as slurm_page
 from experiments.engines.engine import DONE
 from experiments.engines.preloaded_worker import exit_reason
 from experiments.planning.plan import plan
@@ -57,11 +55,11 @@ def test_records_of_cells(place: Path):
     plans = _plans()
 
     def lines() -> Iterator[str]:
-        path = cell.write_record(plans[0])
+        path = engine_page.write_record(plans[0])
         yield f"{path} {files_in(place / 'results')}"
         values = json.loads(path.read_text())
         yield f"{sorted(values)}, format {values['format']}"
-        again = cell.read_record(path)
+        again = engine_page.read_record(path)
         yield (
             f"as before {again.config == plans[0].config}, {again.run == plans[0].run}, "
             f"{again.folder.path.name == plans[0].run}"
@@ -75,23 +73,23 @@ def test_records_of_cells(place: Path):
             {"config": None},
         ):
             path.write_text(json.dumps({**values, **change}))
-            said_ = refusal(cell.enter_record, path)
+            said_ = refusal(engine_page.enter_record, path)
             yield f"{change}: {said_ if not said_.startswith('taken') else 'taken'}"
         path.write_text(json.dumps({k: v for k, v in values.items() if k != "config"}))
-        yield refusal(cell.read_record, path)
+        yield refusal(engine_page.read_record, path)
         path.write_text("[")
-        yield refusal(cell.read_record, path)
+        yield refusal(engine_page.read_record, path)
         path.unlink()
-        yield refusal(cell.read_record, path)
+        yield refusal(engine_page.read_record, path)
         with said() as printed:
-            ended = cell.train_record(path, lambda *_: None)
+            ended = engine_page.train_record(path, lambda *_: None)
         yield f"{ended} {printed}"
-        yield f"{cell.progress(plans[0])}"
+        yield f"{engine_page.progress(plans[0])}"
         plans[0].folder.path.mkdir()
         (plans[0].folder.path / "metrics.csv").write_text("step,loss\n5,1\n30,1\n")
-        yield f"{cell.progress(plans[0])}"
+        yield f"{engine_page.progress(plans[0])}"
         heard: list[tuple] = []
-        sink = cell.stops_when_signalled(lambda *words: heard.append(words), "a cell")
+        sink = engine_page.stops_when_signalled(lambda *words: heard.append(words), "a cell")
         sink("test", 1, 2)
         signals._received.append(signal.SIGUSR2.value)
         try:
@@ -107,22 +105,22 @@ def test_records_of_cells(place: Path):
 def test_a_cell_that_trains_elsewhere_draws_no_bar_and_knows_who_trains_beside_it(place: Path, monkeypatch):
     trained = []
     monkeypatch.setattr(
-        cell,
+        engine_page,
         "execute",
         lambda planned, sink, workers: trained.append(
             (planned.run, planned.config.trainer.progress, workers)
         ),
     )
     (planned,) = _plans(1, trainer__progress=True)
-    assert cell.train_record(cell.write_record(planned), discard, 3) == (interface.DONE, "")
+    assert engine_page.train_record(engine_page.write_record(planned), discard, 3) == (engine_page.DONE, "")
     assert trained == [(planned.run, False, 3)]
 
 
 def test_a_cell_is_found_from_any_folder_and_goes_to_that_of_its_sweep(place: Path, monkeypatch):
     (planned,) = _plans(1)
-    record = cell.write_record(planned)
+    record = engine_page.write_record(planned)
     monkeypatch.chdir(record.parent)
-    found = cell.enter_record(Path(record.name))
+    found = engine_page.enter_record(Path(record.name))
     assert Path.cwd().samefile(place)
     assert found.folder.path.is_absolute()
     assert found.folder.path.parent.samefile(planned.folder.path.parent)
@@ -135,7 +133,7 @@ def test_no_record_of_a_cell_is_written_through_a_link(place: Path, linked: str)
     link.parent.mkdir(parents=True)
     link.symlink_to(place / "elsewhere", target_is_directory=linked == ".cells")
     with pytest.raises(UserError, match="nothing is written through links"):
-        cell.write_record(planned)
+        engine_page.write_record(planned)
     assert not (place / "elsewhere").exists()
 
 
@@ -224,12 +222,12 @@ def _slurm(monkeypatch, plans):
     for name in ("submitit", "submitit.core", "submitit.core.utils"):  # it may not be installed
         monkeypatch.setitem(sys.modules, name, errors)
     queue, executor = _Queue(), _Executor()
-    monkeypatch.setattr(slurm_jobs, "SlurmQueue", lambda: queue)
-    monkeypatch.setattr(slurm_jobs, "LocalQueue", lambda: queue)
-    monkeypatch.setattr(slurm_jobs, "_executor", lambda slurm, folder: executor)
-    monkeypatch.setattr(slurm_jobs.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(slurm_jobs.secrets, "token_hex", lambda n: "f" * 2 * n)
-    return slurm_jobs.SlurmJobs(plans), queue, executor
+    monkeypatch.setattr(slurm_page, "SlurmQueue", lambda: queue)
+    monkeypatch.setattr(slurm_page, "LocalQueue", lambda: queue)
+    monkeypatch.setattr(slurm_page, "_executor", lambda slurm, folder: executor)
+    monkeypatch.setattr(slurm_page.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slurm_page.secrets, "token_hex", lambda n: "f" * 2 * n)
+    return slurm_page.SlurmJobs(plans), queue, executor
 
 
 def test_jobs_of_slurm(place: Path, monkeypatch):
@@ -257,7 +255,7 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
             engine.submit(planned)
         yield from flat(executor.parameters[0])
         yield f"{executor.environment}"
-        job = json.loads(slurm_jobs._job_path(plans[0]).read_text())
+        job = json.loads(slurm_page._job_path(plans[0]).read_text())
         yield f"{job}"
         for state in ("PENDING", "RUNNING", "COMPLETING"):
             queue.states["7"] = state
@@ -278,7 +276,7 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
             {"job": "7", "status": 1, "why": "it failed"},
             {"job": "8", "status": 1, "why": "another's"},
         ):
-            slurm_jobs.outcome_path(cell.record_path(plans[0])).write_text(json.dumps(outcome))
+            slurm_page.outcome_path(engine_page.record_path(plans[0])).write_text(json.dumps(outcome))
             yield f"{outcome}: {engine.state(plans[0])}"
         yield f"cancel {engine.cancel(plans[0])} {queue.cancelled} {engine.state(plans[0])}"
         queue.states.clear()
@@ -322,7 +320,7 @@ def test_a_cell_whose_job_has_ended_gets_another_though_the_queue_still_lists_th
     """Queues forget late. A job under way is left alone, also where an earlier one of the cell left its outcome."""
     (planned,) = _plans(1, sweep__engine="slurm", sweep__action=action)
     engine, queue, executor = _slurm(monkeypatch, [planned])
-    outcome = slurm_jobs.outcome_path(cell.record_path(planned))
+    outcome = slurm_page.outcome_path(engine_page.record_path(planned))
 
     def jobs_after_a_submission() -> int:
         engine.submit(planned)
@@ -346,8 +344,8 @@ def test_what_is_submitted_finds_this_code_and_nothing_else_does(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     names = ("PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    with slurm_jobs._environment(3):
-        assert [os.environ[name] for name in names] == [f"{slurm_jobs.ROOT}{os.pathsep}own", "3", "3"]
+    with slurm_page._environment(3):
+        assert [os.environ[name] for name in names] == [f"{slurm_page.ROOT}{os.pathsep}own", "3", "3"]
     assert [os.environ.get(name) for name in names] == ["own", "9", None]
 
 
@@ -358,8 +356,8 @@ def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
     try:
         process.stdout.readline()
         clock = itertools.count(step=20)
-        monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: next(clock))
-        slurm_queue.LocalQueue().cancel(str(process.pid))
+        monkeypatch.setattr(slurm_page.time, "monotonic", lambda: next(clock))
+        slurm_page.LocalQueue().cancel(str(process.pid))
         assert process.wait(10) == -signal.SIGKILL
     finally:
         process.kill()
@@ -372,12 +370,12 @@ def test_queues(monkeypatch):
 
     def lines() -> Iterator[str]:
         commands = (("echo", "x"), ("false",), ("/no/such/command",))
-        yield f"{[slurm_queue._output_of(*words) for words in commands]}"
+        yield f"{[slurm_page._output_of(*words) for words in commands]}"
         asked = []
         monkeypatch.setattr(
-            slurm_queue, "_output_of", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
+            slurm_page, "_output_of", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
         )
-        queue = slurm_queue.SlurmQueue()
+        queue = slurm_page.SlurmQueue()
         yield f"before {queue.state('7', None)}"
         queue.refresh()
         yield f"{queue.states} {queue.state('9', None)} {queue.began('7')} {queue.end('7')!r}"
@@ -385,15 +383,15 @@ def test_queues(monkeypatch):
         queue.refresh()
         yield (
             f"no answer later: {queue.states}, {queue.end('7')!r}; at first: "
-            f"{refusal(slurm_queue.SlurmQueue().refresh)}"
+            f"{refusal(slurm_page.SlurmQueue().refresh)}"
         )
-        local, own = slurm_queue.LocalQueue(), str(os.getpid())
+        local, own = slurm_page.LocalQueue(), str(os.getpid())
         began = local.began(own)
         yield (
             f"{began is not None} {local.state(own, began)} {local.state(own, 1.0)} "
             f"{local.state(own, None)} {local.end(own)!r} {local.began('999999')}"
         )
-        yield f"{slurm_queue.CANCELLED} {asked}"
+        yield f"{slurm_page.CANCELLED} {asked}"
 
     check(RECORDED / "queues.txt", lines())
 
@@ -471,8 +469,8 @@ def test_ends_and_engines(monkeypatch):
         for status in (0, 1, 3, -9, -15, None):
             yield f"{status}: {exit_reason(status)}"
         yield (
-            f"{interface.DONE} {interface.FAILED} {interface.PAUSED} "
-            f"{issubclass(interface.CellsLeft, RunPaused)}"
+            f"{engine_page.DONE} {engine_page.FAILED} {engine_page.PAUSED} "
+            f"{issubclass(engine_page.CellsLeft, RunPaused)}"
         )
         for engine, module in (
             ("slurm", "slurm.SlurmJobs"),
