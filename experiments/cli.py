@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -15,36 +15,29 @@ from experiments.configuration import explain
 from experiments.configuration.compose import compose
 from experiments.configuration.schema import Config
 from experiments.data.tasks_base import PACKAGE
-from experiments.jobs import Job, all_jobs, find_job, register
+from experiments.jobs import Job, all_jobs, find_job
 from experiments.runs import RunFailed
 from experiments.system import machine, signals
 from zoo.errors import UserError
 from zoo.registry import left_out
-
-AfterJob = Mapping[str, Callable[[Config], None]]
 
 
 class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM, and handled as Ctrl-C is."""
 
 
-def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
+def main() -> int:
     """Run the command line; returns its exit status.
 
     0: success; 1: a run or a cell failed; 2: a mistake in the input, or a file that could not be read or written; 130,
     143, 141: ended by Ctrl-C, by SIGTERM, by a closed output pipe, as shells number them.
-
-    more_jobs: jobs that live outside this package (report, publish); after: job -> function to call once it has
-    ended.
     """
-    for job in more_jobs:
-        register(job)
     try:
         sys.argv[1:] = spelled_out(sys.argv[1:])
         with signals.raising(), _terminable():
             for line in [*left_out(), *left_out(PACKAGE)]:
                 _notify(line)
-            perform(compose(describe_jobs, _notify), after or {})
+            perform(compose(describe_jobs, _notify))
             sys.stdout.flush()  # here, where a closed pipe or a full disk is handled
     except RunFailed as error:
         return _complain(error, 1)
@@ -63,7 +56,7 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
     return 0
 
 
-def perform(configs: list[Config], after: AfterJob) -> None:
+def perform(configs: list[Config]) -> None:
     """Run the job of every configuration; all cells of a sweep together where the job has `run_sweep`."""
     jobs = {config.job: find_job(config.job) for config in configs}
     for config in configs:
@@ -71,12 +64,10 @@ def perform(configs: list[Config], after: AfterJob) -> None:
     together = next(iter(jobs.values())).run_sweep if len(jobs) == 1 and len(configs) > 1 else None
     if together is not None:
         together(configs)
-        _after(configs[0], after)
         return
     _refuse_overwriting(configs, jobs)
     for config in configs:
         jobs[config.job].run(config)
-        _after(config, after)
 
 
 def _refuse_unread(config: Config, job: Job) -> None:
@@ -115,12 +106,6 @@ def describe_jobs() -> str:
         lines.append(f"  {job.name:<9} {job.help}")
         lines += [f"  {'':<9} needs {job.needs}"] if job.needs else []
     return "\n".join(lines)
-
-
-def _after(config: Config, after: AfterJob) -> None:
-    """Run the function that run.py adds after this job, except with dry=true."""
-    if config.job in after and not config.dry:
-        after[config.job](config)
 
 
 @contextlib.contextmanager

@@ -7,27 +7,17 @@ import sys
 import time
 from collections import Counter
 
-import torch
 from tqdm import tqdm
 
-from experiments import data
+from experiments import engines
 from experiments.configuration.compose import short_labels
 from experiments.configuration.schema import Config
-from experiments.costs import peak_flops
-from experiments.data.cache import cache_root
-from experiments.engines import make_engine
 from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
-from experiments.parallel.group import pick_device
-from experiments.planning.plan import (
-    Plan,
-    leaves,
-    plan,
-    refuse_lost_values,
-    tell_changed,
-    tell_other_settings,
-)
+from experiments.planning.identity import leaves, refuse_lost_values, tell_earlier
+from experiments.planning.plan import Plan, plan
 from experiments.runs import RunFailed, RunPaused
 from experiments.system.processes import MIN_SECONDS
+from experiments.training.execute import prepare
 from zoo.errors import UserError
 
 # On the terminal: a progress bar, a line a finished cell, and the cells' names.
@@ -149,6 +139,8 @@ def run_sweep(configs: list[Config]) -> None:
 
 def checked(configs: list[Config]) -> list[Plan]:
     """The plan of every cell. Raises UserError for mistakes, and for cells that would overwrite each other's values."""
+    for config in configs:
+        engines.check(config)
     plans = [plan(config) for config in configs]
     refuse_lost_values(plans)
     _refuse_copies(plans)
@@ -174,11 +166,10 @@ def train_all(plans: list[Plan]) -> list[Plan]:
     """
     todo = [p for p in plans if not p.done]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
-    tell_changed(plans)
-    tell_other_settings(plans)
+    tell_earlier(plans)
     if not todo:
         return []
-    engine = make_engine(todo)  # before any work: it may not be here
+    engine = engines.make_engine(todo)  # before any work: it may not be here
     try:
         if todo[0].config.sweep.action == "cancel":
             _cancel(engine, todo)
@@ -192,17 +183,7 @@ def train_all(plans: list[Plan]) -> list[Plan]:
 def _prepare(plans: list[Plan]) -> None:
     """Make what cells share, so that they do not wait for each other."""
     for config in {repr(p.config.data): p.config for p in plans}.values():
-        data.prepare(config.data, config.trainer.progress)
-    if plans[0].config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
-        _measure_peak(plans[0].config)
-
-
-def _measure_peak(config: Config) -> None:
-    """Measure the peak that MFU refers to while no worker trains; workers find it in the cache."""
-    device = pick_device(config.device)
-    if device.type == "cpu":
-        torch.set_num_threads(config.trainer.threads)
-        peak_flops.peak(device, cache_root(config.data))
+        prepare(config, trains=config.sweep.engine == "pool")
 
 
 def _cancel(engine: Engine, plans: list[Plan]) -> None:
@@ -308,9 +289,7 @@ def list_cells(configs: list[Config]) -> None:
     counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
     print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
-    unique = {planned.folder.path: planned for planned in plans}.values()
-    tell_changed(unique)
-    tell_other_settings(unique)
+    tell_earlier({planned.folder.path: planned for planned in plans}.values())
 
 
 def _state(planned: Plan) -> str:

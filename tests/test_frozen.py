@@ -62,12 +62,14 @@ def in_a_line(trained: dict[str, list[dict[str, str]]], column: str) -> Iterator
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("frozen")
 def test_presets_train_to_the_same_losses(trained):
     assert len(trained) == 11
     check(RECORDED / "training_losses.txt", in_a_line(trained, "loss"), relative=LOSS_TOLERANCE)
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("frozen")
 def test_presets_have_the_same_gradient_norms(trained):
     check(RECORDED / "gradient_norms.txt", in_a_line(trained, "grad_norm"), relative=NORM_TOLERANCE)
 

@@ -18,9 +18,10 @@ import types
 import typing
 from typing import Any
 
+from kernels.dispatch import registered_backends
 from zoo import registry
 from zoo.errors import UserError, unknown
-from zoo.options import before_they_existed, deciding
+from zoo.options import before_they_existed, deciding, limited
 
 # The layouts of the HyperGraph report: eight sparse (S) and six full (F) layers each, and the dense baseline.
 LAYOUTS = {
@@ -95,10 +96,10 @@ class ModelConfig:
     preset: str | None = None
     pattern: str = "F"
     depth: int | None = 4
-    d_model: int = 64
-    n_heads: int = 4
+    d_model: int = limited(64, least=1)
+    n_heads: int = limited(4, least=1)
     tie_embeddings: bool = True
-    backend: str = "auto"
+    backend: str = limited("auto", choices=lambda: ("auto", *registered_backends()))
     mixers: Mixers = dataclasses.field(default_factory=Mixers)  # type: ignore[valid-type]
     residual: ResidualChoice = dataclasses.field(default_factory=ResidualChoice)  # type: ignore[valid-type]
     channel: ChannelChoice = dataclasses.field(default_factory=ChannelChoice)  # type: ignore[valid-type]
@@ -159,13 +160,6 @@ def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     for key in ("preset", "backend"):
         del out[key]
     return out
-
-
-def check_positive(config: ModelConfig) -> None:
-    """Refuse sizes below one. Raises UserError."""
-    for key in ("d_model", "n_heads"):
-        if getattr(config, key) < 1:
-            raise UserError(f"model.{key}={getattr(config, key)} must be at least 1")
 
 
 def read_pattern(pattern: str, depth: int | None, known: str) -> str:

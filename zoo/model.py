@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo import context_parallel, registry
-from zoo.config import ModelConfig, check_positive, read_pattern
+from zoo.config import ModelConfig, read_pattern
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
+from zoo.options import check_limits
 from zoo.recompute import Layers, Recompute
 
 
@@ -97,7 +98,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, seq_len: int, seed: int = 0) -> None:
         super().__init__()
-        check_positive(config)
+        check_limits(config, "model.")
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
         self.recompute: Recompute | None = None  # a setting of training, no part of the model
         self.letters = letters_of(config)

@@ -1,4 +1,4 @@
-"""Options of blocks: one that is added later, checks of values, and defaults that several blocks share.
+"""Options: limits beside the key, one that is added later, checks of values, defaults that several blocks share.
 
 A run's folder is named by a hash of what can change its result, so every option of a block or of the recipe is in that
 hash. An option added today would be a new key in it, and every finished run would get another name and train again.
@@ -9,7 +9,8 @@ So an option that is added is declared with the value at which the program does 
 Where the option has that value, it is left out of the identity; with any other it is in it. A default may differ
 from `before`: then runs that take the default are new runs, as they should be.
 
-Checks raise UserError; every refusal names the option and its value.
+Limits stand beside the option, `steps: int = limited(300, least=1)`, and `check_limits` reads them. Checks raise
+UserError; every refusal names the option and its value.
 """
 
 from __future__ import annotations
@@ -17,20 +18,30 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zoo.errors import UserError
+from zoo.errors import UserError, unknown
 
 _BEFORE = "before"
 
 
-def added(default: Any, *, before: Any) -> Any:
+def added(default: Any, *, before: Any, **limits: Any) -> Any:
     """A dataclass field for an option that earlier runs did not have.
 
-    default: what it is from now on; before: the value that behaves as before the option existed.
+    default: what it is from now on; before: the value that behaves as before the option existed; limits: as of
+    `limited`.
     """
-    metadata = {_BEFORE: before}
+    return limited(default, before=before, **limits)
+
+
+def limited(default: Any, **metadata: Any) -> Any:
+    """A dataclass field for an option with limits, which `check_limits` reads.
+
+    least, most: the lowest and the highest value; above, below: values that it does not reach; choices: the values that
+    there are, or a function that returns them. None is always allowed; of a list, limits are those of its items.
+    """
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -72,6 +83,47 @@ def _as_before(field: dataclasses.Field, value: Any) -> bool:
         return False
     before = field.metadata[_BEFORE]
     return value == before and isinstance(value, bool) == isinstance(before, bool)
+
+
+def check_limits(config: Any, prefix: str = "") -> None:
+    """Raise UserError for a value beyond the limits beside its key, in a config dataclass or one inside it.
+
+    prefix: what stands before its keys, "trainer.".
+    """
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            check_limits(value, f"{key}.")
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                _check_value(item, f"{key}[{i}]", **field.metadata)
+        elif value is not None:
+            _check_value(value, key, **field.metadata)
+
+
+def _check_value(
+    value: Any,
+    key: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+    before: Any = None,
+) -> None:
+    if choices is not None and value not in (known := choices() if callable(choices) else choices):
+        raise unknown(key, value, known)
+    bounds = (
+        ("at least", operator.ge, least),
+        ("a number above", operator.gt, above),
+        ("at most", operator.le, most),
+        ("below", operator.lt, below),
+    )
+    given = [(words, fits, bound) for words, fits, bound in bounds if bound is not None]
+    finite = not given or -math.inf < value < math.inf
+    if not (finite and all(fits(value, bound) for _, fits, bound in given)):
+        raise UserError(f"{key}={value} must be {' and '.join(f'{words} {x}' for words, _, x in given)}")
 
 
 def at_least(value: float | None, least: float, option: str) -> None:

@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
+from experiments import engines
 from experiments.compare.trials import RATE, SPLIT, Trial, combinations, make_trial, with_settings
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
-from experiments.planning.checks import check_seed
 from experiments.planning.plan import Plan, plan
 from experiments.runs import METRICS, RunFailed, read_metrics
 from experiments.sweep import train_all
 from zoo.errors import UserError, unknown
+from zoo.options import check_limits
 
 # Models that a sweep's grid cannot name: each with options of its own, `compare.models`.
 
@@ -100,9 +101,6 @@ def check_rates(rates: Sequence[float]) -> None:
     """Refuse a grid that nothing can be selected from. Raises UserError."""
     if len(set(rates)) < 2 or len(set(rates)) < len(rates):
         raise UserError(f"compare.rates={list(rates)} must name two rates or more, each once")
-    for rate in rates:
-        if not 0 < rate < math.inf:
-            raise UserError(f"compare.rates has {rate}; give numbers above 0")
 
 
 def beyond(rates: Sequence[float], end: str) -> float:
@@ -147,7 +145,7 @@ def check_seeds(config: Config) -> None:
             f"compare.selection_seeds={config.compare.selection_seeds} give less than {APART}"
         )
     for seed in seeds:
-        check_seed(seed)
+        check_limits(dataclasses.replace(config, seed=seed))
 
 
 def repeats(config: Config, trial: Trial) -> list[Trial]:
@@ -322,10 +320,7 @@ def _try_reach(place: int, config: Config, rate: float) -> None:
 
 def _check(config: Config) -> None:
     compare = config.compare
-    for key, least in (("extend", 0), ("seeds", 1), ("selection_seeds", 1)):
-        value = getattr(compare, key)
-        if value < least:
-            raise UserError(f"compare.{key}={value} must be at least {least}")
+    engines.check(config)
     check_seeds(config)
     check_rates(compare.rates)
     if compare.halving:

@@ -14,9 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.configuration.compose import at_rate
 from experiments.configuration.schema import Config
-from experiments.planning.plan import Plan, plan
+from experiments.planning.plan import Plan, at_rate, plan
 from experiments.training.lightning_modules import NonFinite
 from zoo.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Configurations, composed with Hydra from a command and conf/; presets and their labels; learning rates that follow.
+"""Configurations, composed with Hydra from a command and conf/; presets and their labels.
 
 A preset also names a model in legends: its label tells how it differs from the preset.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import functools
 import operator
@@ -26,13 +25,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.configuration import hydra_settings, schema
 from experiments.configuration.explain import OPTIONS, unused_options
-from experiments.configuration.schema import Config, OptimConfig
+from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
-from experiments.system.paths import CONF, PUBLISHED, SELECTION
+from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
-from zoo.errors import UserError, unknown
+from zoo.errors import UserError
 from zoo.io import read_card
+from zoo.options import check_limits
 
 _PRESETS = CONF / "model"
 
@@ -135,7 +135,8 @@ def for_size(size: str, here: str, otherwise: str, _root_: DictConfig) -> str:
 def to_config(node: DictConfig) -> Config:
     """The typed configuration of a composed node, with the vocabulary and the length of its task.
 
-    Raises ConfigKeyError for keys added with a plus, and UserError for keys that its task has no use for.
+    Raises ConfigKeyError for keys added with a plus, and UserError for values beyond their limits and for keys that its
+    task has no use for.
     """
     config: Config = OmegaConf.to_object(node)  # type: ignore[assignment]
     if not isinstance(config, Config):
@@ -144,6 +145,7 @@ def to_config(node: DictConfig) -> Config:
         OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.to_container(node, resolve=True))
     if config.data.name in TASKS:
         config.data = resolve_task(config.data)
+    check_limits(config)
     for key in ("results", "run", "runs"):  # a shell leaves ~ in quotes alone
         if place := getattr(config, key):
             setattr(config, key, os.path.expanduser(place))
@@ -299,79 +301,6 @@ def _architecture(config: Config, letters: str) -> list[str]:
         overlay(preset).get("pattern", letters), config.model.depth, "".join(registry.mixer_by_letter())
     )
     return [preset] if letters == usual else [preset, layout or shorten_pattern(letters)]
-
-
-# Learning rates that follow from others: the lowest from its ratio; a recipe at another rate, or at that of a study
-# in results/published, which job=compare selected for each of its models.
-
-
-def resolve_lr_min(config: OptimConfig) -> OptimConfig:
-    """The recipe with lr_min = lr_min_ratio·lr, to 12 digits, in the place of the ratio; without a ratio as it is.
-
-    So 0.1 of 3e-3 is 3e-4, and the run has the name that it has with lr_min=3e-4. Raises UserError for a ratio outside
-    of 0 to 1, and beside an lr_min that is not the default.
-    """
-    ratio = config.lr_min_ratio
-    if ratio is None:
-        return config
-    if not 0 <= ratio <= 1:
-        raise UserError(f"optim.lr_min_ratio={ratio} must be a share of optim.lr, from 0 to 1")
-    if config.lr_min != OptimConfig.lr_min:
-        raise UserError(
-            f"optim.lr_min={config.lr_min:g} and optim.lr_min_ratio={ratio:g} both set the lowest rate; leave one of "
-            f"them out, or, where an experiment sets lr_min, add optim.lr_min={OptimConfig.lr_min:g}, its default"
-        )
-    return dataclasses.replace(config, lr_min=float(f"{ratio * config.lr:.12g}"), lr_min_ratio=None)
-
-
-def at_rate(config: OptimConfig, rate: float) -> OptimConfig:
-    """The recipe with another lr; lr_min keeps its ratio to lr, so that schedules of all rates have one shape.
-
-    A lr_min_ratio stays, and does the same. The rate is no study's any more.
-    """
-    lr_min = config.lr_min
-    if config.lr_min_ratio is None:
-        lr_min = float(f"{rate * config.lr_min / config.lr:.6g}")
-    return dataclasses.replace(config, lr=rate, lr_min=lr_min, lr_study=None)
-
-
-def at_studied_rate(config: Config, letters: str) -> OptimConfig:
-    """The recipe at the rate that the study optim.lr_study selected for the model, whose layers have these letters.
-
-    Raises UserError where the study has no such rate, and beside another optim.lr.
-    """
-    optim, study = config.optim, config.optim.lr_study
-    rate = studied_rate(study, label(config, letters))
-    if optim.lr not in (OptimConfig.lr, rate):
-        raise UserError(
-            f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
-            "optim.lr_study=null with it"
-        )
-    return dataclasses.replace(at_rate(optim, rate), lr_study=study)
-
-
-def studied_rate(study: str, model: str) -> float:
-    """The rate that a study of results/published selected for a model, named as the study names it.
-
-    Raises UserError for a study that is not there or selected nothing, and for a model that it did not have.
-    """
-    rates = _rates(study)
-    if model not in rates:
-        raise UserError(
-            f"optim.lr_study={study} has no learning rate for {model}, only for {', '.join(rates)}; give "
-            "optim.lr_study=null and a rate, optim.lr=..."
-        )
-    return rates[model]
-
-
-@functools.lru_cache
-def _rates(study: str) -> dict[str, float]:
-    """Model -> its rate; read once a process."""
-    known = sorted(path.parent.name for path in PUBLISHED.glob(f"*/{SELECTION}"))
-    if study not in known:
-        raise unknown("optim.lr_study (a folder of results/published with a selection)", study, known)
-    with (PUBLISHED / study / SELECTION).open(encoding="utf-8", newline="") as rows:
-        return {row["model"]: float(row["lr"]) for row in csv.DictReader(rows) if row["chosen"] == "True"}
 
 
 # Keys of a model beside run=, whose model is another one.

@@ -9,11 +9,16 @@ from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 
-from experiments.data import TASKS, DataConfig
+from experiments.data import SPLITS, TASKS, DataConfig
 from experiments.data.config import OF_TEXT
 from zoo import ModelConfig
 from zoo.generate import CHUNK
-from zoo.options import added
+from zoo.matching import MATCHES
+from zoo.options import added, limited
+from zoo.recompute import MODES
+
+HELD_OUT = ("validation", "test")
+"""The splits that nothing is trained on."""
 
 # `sweep`: how a sweep runs, and the settings of its engines.
 
@@ -39,20 +44,20 @@ class SlurmConfig:
     poll_s: seconds between two checks of the queue.
     """
 
-    cluster: str = "slurm"
+    cluster: str = limited("slurm", choices=("slurm", "local"))
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    minutes: float = 240.0
-    signal_s: int = 120
-    requeues: int = 20
-    cpus: int = 1
-    gpus: int = 0
-    memory_gb: float | None = None
+    minutes: float = limited(240.0, above=0)
+    signal_s: int = limited(120, least=1)
+    requeues: int = limited(20, least=0)
+    cpus: int = limited(1, least=1)
+    gpus: int = limited(0, least=0)
+    memory_gb: float | None = limited(None, above=0)
     setup: list[str] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
-    jobs: int = 100
-    poll_s: float = 5.0
+    jobs: int = limited(100, least=1)
+    poll_s: float = limited(5.0, above=0)
 
 
 @dataclass
@@ -69,10 +74,10 @@ class RayConfig:
     """
 
     address: str = "auto"
-    cpus: float = 1.0
-    gpus: float = 0.0
+    cpus: float = limited(1.0, least=0)
+    gpus: float = limited(0.0, least=0)
     grows: bool = False
-    poll_s: float = 1.0
+    poll_s: float = limited(1.0, above=0)
 
 
 @dataclass
@@ -88,10 +93,10 @@ class SweepConfig:
     ray: settings of engine=ray.
     """
 
-    workers: int = 2
-    engine: str = "pool"
-    action: str = "wait"
-    retries: int = 3
+    workers: int = limited(2, least=1)
+    engine: str = limited("pool", choices=("pool", "slurm", "ray", "list"))
+    action: str = limited("wait", choices=("wait", "submit", "cancel"))
+    retries: int = limited(3, least=0)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
@@ -114,15 +119,15 @@ class OptimConfig:
     eps: AdamW's epsilon, added to the root of the squared gradients' mean.
     """
 
-    lr: float = 3e-3
-    lr_min: float = 3e-4
-    warmup_steps: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    lr_min_ratio: float | None = added(None, before=None)
+    lr: float = limited(3e-3, above=0)
+    lr_min: float = limited(3e-4, least=0)
+    warmup_steps: int = limited(30, least=0)
+    weight_decay: float = limited(0.1, least=0)
+    clip: float = limited(1.0, above=0)
+    beta1: float = limited(0.9, least=0, below=1)
+    beta2: float = limited(0.95, least=0, below=1)
+    eps: float = limited(1e-8, above=0)
+    lr_min_ratio: float | None = added(None, before=None, least=0, most=1)
     lr_study: str | None = added(None, before=None)
 
 
@@ -164,30 +169,30 @@ class TrainerConfig:
     reshard: with fsdp, free a layer's gathered parameters between its forward and backward (ZeRO-3; false: ZeRO-2).
     """
 
-    max_steps: int = 300
-    accumulate: int = 1
-    precision: str = "auto"
-    log_every: int = 10
-    val_every: int = 50
-    val_tokens: int | None = 32768
-    probe_every: int | None = None
-    checkpoint_every: int = 50
-    patience: int | None = None
+    max_steps: int = limited(300, least=1)
+    accumulate: int = limited(1, least=1)
+    precision: str = limited("auto", choices=("auto", "fp32", "bf16"))
+    log_every: int = limited(10, least=1)
+    val_every: int = limited(50, least=1)
+    val_tokens: int | None = limited(32768, least=1)
+    probe_every: int | None = limited(None, least=1)
+    checkpoint_every: int = limited(50, least=1)
+    patience: int | None = limited(None, least=1)
     compile: bool = False
-    threads: int = 1
-    max_minutes: float | None = None
-    pause_at: int | None = None
+    threads: int = limited(1, least=1)
+    max_minutes: float | None = limited(None, above=0)
+    pause_at: int | None = limited(None, least=1)
     progress: bool = True
     keep_checkpoints: bool = True
     keep_steps: list[int] = field(default_factory=list)
-    recompute: str = "none"
-    recompute_block: int | None = None
-    loggers: list[str] = field(default_factory=list)
-    tokens_per_parameter: float | None = None
-    devices: int = 1
-    nodes: int = 1
-    strategy: str = "auto"
-    context: int = 1
+    recompute: str = limited("none", choices=MODES)
+    recompute_block: int | None = limited(None, least=1)
+    loggers: list[str] = limited([], choices=("tensorboard", "wandb"))
+    tokens_per_parameter: float | None = limited(None, above=0)
+    devices: int = limited(1, least=1)
+    nodes: int = limited(1, least=1)
+    strategy: str = limited("auto", choices=("auto", "ddp", "fsdp"))
+    context: int = limited(1, least=1)
     reshard: bool = True
 
     @property
@@ -209,11 +214,11 @@ class EvaluateConfig:
         chunk to chunk of the trained length (with data.pack=document, for batch_size documents at once).
     """
 
-    stride: int | None = None
-    splits: list[str] = field(default_factory=lambda: ["validation", "test"])
-    batch_size: int = 16
+    stride: int | None = limited(None, least=1)
+    splits: list[str] = limited(["validation", "test"], choices=SPLITS)
+    batch_size: int = limited(16, least=1)
     carry: bool = False
-    windows: int | None = added(None, before=None)
+    windows: int | None = added(None, before=None, least=1)
 
 
 @dataclass
@@ -238,14 +243,14 @@ class GenerateConfig:
     prompt: str = "The "
     prompts: list[str] = field(default_factory=list)
     file: str | None = None
-    batch_size: int = 16
-    tokens: int = 100
+    batch_size: int = limited(16, least=1)
+    tokens: int = limited(100, least=1)
     temperature: float = 0.8
     top_k: int | None = 50
     top_p: float | None = None
     stop: list[str] = field(default_factory=list)
     stop_at_separator: bool = False
-    chunk: int = CHUNK
+    chunk: int = limited(CHUNK, least=1)
     out: str | None = None
 
 
@@ -275,20 +280,20 @@ class ProbeConfig:
     """
 
     at: str | None = None
-    windows: int = 4
-    batch_size: int = 4
-    extrapolate: int = 8
-    long_windows: int = 2
+    windows: int = limited(4, least=1)
+    batch_size: int = limited(4, least=1)
+    extrapolate: int = limited(8, least=1)
+    long_windows: int = limited(2, least=1)
     sentence: str | None = None
-    map_tokens: int = 48
-    routing_split: str | None = None
-    routing_tokens: int | None = 4096
+    map_tokens: int = limited(48, least=1)
+    routing_split: str | None = limited(None, choices=HELD_OUT)
+    routing_tokens: int | None = limited(4096, least=1)
     prompts: list[str] = field(default_factory=lambda: ["The ", "This function returns "])
-    tokens: int = 40
-    temperature: float = 0.8
-    top_k: int | None = 50
+    tokens: int = limited(40, least=1)
+    temperature: float = limited(0.8, least=0)
+    top_k: int | None = limited(50, least=1)
     sample_seed: int = 0
-    stream_energy: float = 0.99
+    stream_energy: float = limited(0.99, above=0, most=1)
 
 
 @dataclass
@@ -300,7 +305,7 @@ class CostConfig:
         for micro-batches of data.batch_size sequences of data.seq_len tokens (one model, not a sweep).
     """
 
-    lengths: list[int] = field(default_factory=lambda: [1024, 8192, 131072])
+    lengths: list[int] = limited([1024, 8192, 131072], least=1)
     memory: bool = False
 
 
@@ -321,14 +326,14 @@ class BenchConfig:
     out: folder for tables (null: results/bench).
     """
 
-    lengths: list[int] | None = None
-    tokens: int | None = None
+    lengths: list[int] | None = limited(None, least=1)
+    tokens: int | None = limited(None, least=1)
     cases: list[str] | None = None
     runs: list[str] | None = None
-    repeats: int = 5
-    pairs: int = 10
-    steps: int = 50
-    budget_s: float = 400.0
+    repeats: int = limited(5, least=1)
+    pairs: int = limited(10, least=1)
+    steps: int = limited(50, least=1)
+    budget_s: float = limited(400.0, least=0)
     target: str = "H200"
     out: str | None = None
 
@@ -350,11 +355,11 @@ class CompareConfig:
         also scored on the test split with each (lengths.csv in their folders).
     """
 
-    rates: list[float] = field(default_factory=lambda: [1e-3, 3e-3, 1e-2])
-    extend: int = 2
+    rates: list[float] = limited([1e-3, 3e-3, 1e-2], above=0)
+    extend: int = limited(2, least=0)
     grid: list[str] = field(default_factory=list)
-    seeds: int = 3
-    selection_seeds: int = 1
+    seeds: int = limited(3, least=1)
+    selection_seeds: int = limited(1, least=1)
     halving: bool = False
     models: list[str] = field(default_factory=list)
     longer: str | None = None
@@ -369,7 +374,7 @@ class VerdictConfig:
     """
 
     relative: str | None = None
-    lengths: list[int] = field(default_factory=lambda: [256, 1024])
+    lengths: list[int] = limited([256, 1024], least=1)
 
 
 @dataclass
@@ -385,7 +390,7 @@ class GpuConfig:
     """
 
     stage: str | None = None
-    minutes: float = 8.0
+    minutes: float = limited(8.0, above=0)
     inputs: str = ".gpu"
     rehearse: bool = False
     target: str | None = None
@@ -427,8 +432,8 @@ class Config:
 
     job: str = "train"
     name: str = "default"
-    seed: int = 0
-    device: str = "auto"
+    seed: int = limited(0, least=0, most=2**63 - 1)
+    device: str = limited("auto", choices=("auto", "cpu", "cuda"))
     results: str = "results"
     run: str | None = None
     runs: str | None = None
@@ -442,8 +447,8 @@ class Config:
     show: str | None = None
     claims: list[int] = field(default_factory=list)
     dry: bool = False
-    match: str | None = None
-    match_length: int | None = None
+    match: str | None = limited(None, choices=MATCHES)
+    match_length: int | None = limited(None, least=1)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

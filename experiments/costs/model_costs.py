@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
+import json
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,41 +17,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from experiments.configuration.schema import Config, TrainerConfig
+from experiments.configuration.schema import Config
 from experiments.costs.peak_flops import utilisation
 from zoo import cost
+from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
-from zoo.matching import plain_transformer
 from zoo.model import LanguageModel, on_meta
 
 STATE_LENGTHS = (1024, 8192, 131_072)
 """Tokens after which the decode state is counted, beside data.seq_len."""
 
 
-def resolve_steps(config: Config) -> Config:
-    """The configuration with the max_steps that trainer.tokens_per_parameter asks for; without one as it is.
+def meta_model(config: Config, vocab_size: int | None = None) -> LanguageModel:
+    """The model of a configuration on the meta device, made once a process: it is shared, so do not change it.
 
-    Raises UserError for a number that is not above 0, and beside a max_steps that is not the default.
+    vocab_size: None for the nominal one. Raises UserError for what a model cannot be built of.
     """
-    ratio, trainer = config.trainer.tokens_per_parameter, config.trainer
-    if ratio is None:
-        return config
-    if not 0 < ratio < math.inf:
-        raise UserError(f"trainer.tokens_per_parameter={ratio} must be a number above 0")
-    if trainer.max_steps != TrainerConfig.max_steps:
-        raise UserError(
-            f"trainer.max_steps={trainer.max_steps} and trainer.tokens_per_parameter={ratio:g} both set the length of "
-            "training; leave one of them out"
-        )
-    plain = dataclasses.replace(config, model=plain_transformer(config.model))
-    steps = max(1, round(ratio * cost.parameters_non_embedding(meta_model(plain)) / config.tokens_per_step))
-    resolved = dataclasses.replace(trainer, max_steps=steps, tokens_per_parameter=None)
-    return dataclasses.replace(config, trainer=resolved)
+    values = json.dumps(dataclasses.asdict(config.model))
+    return _meta_model(values, vocab_size or config.nominal_vocabulary, config.data.seq_len)
 
 
-def meta_model(config: Config) -> LanguageModel:
-    """The model of a configuration on the meta device."""
-    return on_meta(config.model, vocab_size=config.nominal_vocabulary, seq_len=config.data.seq_len)
+@functools.lru_cache(maxsize=64)
+def _meta_model(config_json: str, vocab_size: int, seq_len: int) -> LanguageModel:
+    config = from_dict(ModelConfig, json.loads(config_json))
+    return on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
 @dataclass(frozen=True)
@@ -68,8 +57,7 @@ class Costs:
 
 def derive_costs(config: Config, vocab_size: int) -> Costs:
     """The costs of the model that a configuration makes for a vocabulary of this size."""
-    length = config.data.seq_len
-    model = on_meta(config.model, vocab_size=vocab_size, seq_len=length)
+    length, model = config.data.seq_len, meta_model(config, vocab_size)
     return Costs(
         forward_flops=cost.flops_per_token(model, length),
         training_flops=cost.flops_per_token(model, length, backward=True),

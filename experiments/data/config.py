@@ -8,6 +8,7 @@ from experiments.data import tasks_base
 from experiments.data.tasks_base import TASKS, Task
 from zoo.config import from_dict
 from zoo.errors import UserError
+from zoo.options import limited
 
 tasks_base.discover()
 
@@ -65,9 +66,9 @@ class DataConfig:
     tokenizer: str = "bpe"
     vocab_size: int = 4096
     gpt2_path: str | None = None
-    pack: str = "stream"
-    seq_len: int = 128
-    batch_size: int = 8
+    pack: str = limited("stream", choices=PACKS)
+    seq_len: int = limited(128, least=1)
+    batch_size: int = limited(8, least=1)
     cache_dir: str | None = None
     revision: str | None = None
     tasks: Tasks = dataclasses.field(default_factory=Tasks)  # type: ignore[valid-type]

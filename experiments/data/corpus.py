@@ -18,12 +18,13 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.data.cache import build_once, cache_root, content_hash
-from experiments.data.config import PACKS, DataConfig, resolve_task
+from experiments.data.config import DataConfig, resolve_task
 from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
 from experiments.data.task_set import TaskSet
 from experiments.data.tasks_base import TASKS
 from experiments.data.tokenizers import LONGEST_WORD, TOKENIZERS, pieces
 from zoo.errors import UserError, unknown
+from zoo.options import check_limits
 from zoo.tokenization import Tokenizer, check_round_trip, from_json
 
 META = "meta.json"
@@ -217,18 +218,15 @@ def check_settings(cfg: DataConfig) -> None:
     """Raise UserError for settings that cannot work; reads no text."""
     if cfg.name not in (*SOURCES, *TASKS):
         raise unknown("data source", cfg.name, (*SOURCES, *TASKS))
-    for key in ("seq_len", "batch_size"):
-        if getattr(cfg, key) < 1:
-            raise UserError(f"data.{key} must be at least 1, got {getattr(cfg, key)}")
+    check_limits(cfg, "data.")
     cache = cache_root(cfg)
     if cache.exists() and not cache.is_dir():
         raise UserError(f"the cache folder {cache} is a file; give a folder with data.cache_dir=...")
     if cfg.name in TASKS:
         resolve_task(cfg)
         return
-    for kind, name, known in (("tokenizer", cfg.tokenizer, TOKENIZERS), ("packing", cfg.pack, PACKS)):
-        if name not in known:
-            raise unknown(kind, name, known)
+    if cfg.tokenizer not in TOKENIZERS:
+        raise unknown("tokenizer", cfg.tokenizer, TOKENIZERS)
     TOKENIZERS[cfg.tokenizer].check(cfg)
     SOURCES[cfg.name].check(cfg)
 

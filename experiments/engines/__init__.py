@@ -16,8 +16,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # processes of other engines read this page, and may load nothing that takes time
+    from experiments.configuration.schema import Config
     from experiments.engines.engine import Engine
     from experiments.planning.plan import Plan
+
+
+def check(config: Config) -> None:
+    """Refuse settings of `sweep` that the engine cannot serve, and devices that it gives no cell. Raises UserError."""
+    from zoo.errors import UserError
+
+    sweep, slurm, trainer, engine = config.sweep, config.sweep.slurm, config.trainer, config.sweep.engine
+    if sweep.action != "wait" and engine not in ("slurm", "ray"):
+        raise UserError(
+            f"sweep.action={sweep.action} needs sweep.engine=slurm or ray, whose cells outlive the command; leave it "
+            "out"
+        )
+    address = {"slurm": f"slurm.cluster={slurm.cluster}", "ray": f"ray.address={sweep.ray.address}"}
+    if sweep.action == "submit" and address[engine].endswith("=local"):
+        raise UserError(
+            f"sweep.action=submit leaves cells to a cluster, and sweep.{address[engine]} is this machine"
+        )
+    if not 60 * slurm.minutes > slurm.signal_s:
+        raise UserError(
+            f"sweep.slurm.minutes={slurm.minutes:g} leaves no time before sweep.slurm.signal_s={slurm.signal_s}; raise "
+            "the first or lower the second"
+        )
+    bad = [option for option in slurm.more if not option.partition("=")[2]]
+    if bad:
+        raise UserError(f"sweep.slurm.more has {bad[0]!r}; write options as name=value, e.g. constraint=a100")
+    for key, value in (("cpus", sweep.ray.cpus), ("gpus", sweep.ray.gpus)):
+        if value > 1 and not value.is_integer():
+            raise UserError(
+                f"sweep.ray.{key}={value:g}: Ray shares out parts of one only; give {int(value) + 1}"
+            )
+    if engine not in ("slurm", "ray") or trainer.processes == 1:
+        return
+    if trainer.nodes > 1:
+        raise UserError(
+            f"trainer.nodes={trainer.nodes}: sweep.engine={engine} gives a cell one node; leave the engine out and "
+            "give the command on every node (docs/devices.md)"
+        )
+    gpus = slurm.gpus if engine == "slurm" else sweep.ray.gpus
+    if gpus < trainer.devices and (config.device == "cuda" or (config.device == "auto" and gpus)):
+        raise UserError(
+            f"trainer.devices={trainer.devices}, but sweep.{engine}.gpus={gpus:g}; give "
+            f"sweep.{engine}.gpus={trainer.devices}"
+        )
 
 
 def make_engine(plans: list[Plan]) -> Engine:

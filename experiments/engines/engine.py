@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.planning.plan import Plan, from_record, run_name, to_record
+from experiments.planning.identity import run_name
+from experiments.planning.plan import Plan, from_record, to_record
 from experiments.runs import METRICS, RunPaused, read_metrics, refuse_link, share_between_nodes
 from experiments.system import signals
 from experiments.system.processes import Sink

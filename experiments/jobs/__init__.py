@@ -1,13 +1,15 @@
 """Jobs, `python run.py job=NAME`. Adding one is a file NAME.py in this folder that defines `JOB`; nothing lists them.
 
-A job's module is imported when it is run or described, so that no command waits for what another job needs.
+A job's module is imported when it is run or described, so that no command waits for what another job needs; for the
+same reason jobs, which alone may use `analysis`, import it in their functions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,32 +39,34 @@ class Job:
     place: Callable[[Config], object] = lambda config: None
 
 
-_handed_over: dict[str, Job] = {}
-
-
-def register(job: Job) -> None:
-    """Add a job that lives outside this folder, as run.py does with those of analysis."""
-    _handed_over[job.name] = job
-
-
 def find_job(name: str) -> Job:
     """The job of this name. Raises UserError, with a suggestion, where there is none."""
-    if name in _handed_over:
-        return _handed_over[name]
     names = _file_names()
     if name not in names:
         from zoo.errors import (
             unknown,  # zoo imports torch; run.py imports this module before it can be interrupted
         )
 
-        raise unknown("job", name, [*names, *_handed_over])
+        raise unknown("job", name, names)
     with signals.loading():
         return importlib.import_module(f"{__name__}.{name}").JOB
 
 
 def all_jobs() -> list[Job]:
     """Every job, by name. Imports all of their modules."""
-    return [find_job(name) for name in sorted({*_file_names(), *_handed_over})]
+    return [find_job(name) for name in sorted(_file_names())]
+
+
+@contextlib.contextmanager
+def reading_results() -> Iterator[None]:
+    """While inside, results that cannot be read raise UserError."""
+    from analysis import ResultsError
+    from zoo.errors import UserError
+
+    try:
+        yield
+    except ResultsError as error:
+        raise UserError(str(error)) from error
 
 
 def _file_names() -> list[str]:

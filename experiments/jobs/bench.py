@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 from experiments.bench import memory_traffic, result_table
 from experiments.bench.cases import matching_names
@@ -14,7 +15,8 @@ from experiments.bench.run_suite import SUITES, run_suite
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.checks import check_choices, check_numbers, check_served
+from experiments.planning.plan import check_served
+from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 
@@ -31,13 +33,24 @@ _USES = {
 
 
 def run(config: Config) -> None:
-    """Check the configuration, then measure and write <bench.out or results/bench>/<suite>.csv."""
+    """Check the configuration, then measure, and write and draw <bench.out or results/bench>/<suite>.csv."""
     _check(config)
     b = config.bench
     if config.dry:
         memory_traffic.print_work(b.cases, b.lengths or [memory_traffic.DRY_LENGTH], b.tokens)
     else:
         run_suite(config)
+        draw(result_table.table_path(config))
+
+
+def draw(table: Path) -> None:
+    """Draw figures of a table of measurements, beside it, if it has many cases."""
+    with signals.loading():
+        from analysis.figures import inference
+        from analysis.plotting.bench import draw_table
+
+    for path in [*draw_table(table), *inference.draw_file(table)]:
+        print(f"figure: {path}")
 
 
 def _check(config: Config) -> None:
@@ -45,14 +58,8 @@ def _check(config: Config) -> None:
     if config.suite not in SUITES:
         raise unknown("suite", config.suite, SUITES)
     b = config.bench
-    numbers = b.repeats, b.pairs, b.steps, *(b.lengths or [1]), b.tokens or 1
-    if min(numbers) < 1 or b.lengths == [] or b.tokens == 0:
-        raise UserError(
-            "bench.repeats, bench.pairs, bench.steps, bench.tokens and every length in bench.lengths must be at "
-            "least 1"
-        )
-    check_choices(config)
-    check_numbers(config)
+    if b.lengths == []:
+        raise UserError("bench.lengths is empty; give a length, or leave it out for the suite's own")
     _check_backend(config)
     if b.cases is not None and config.suite not in _WITH_CASES:
         raise UserError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.data import task_label
-from experiments.jobs import Job
+from experiments.jobs import Job, report
 from experiments.system import signals
 from zoo.errors import UserError
 
@@ -21,6 +21,13 @@ def run(config: Config) -> None:
 
 
 def run_sweep(configs: list[Config]) -> None:
+    """Compare the models, and report on the runs that confirm. With dry=true only the cost is said."""
+    compare(configs)
+    if not configs[0].dry:
+        report.run(configs[0])
+
+
+def compare(configs: list[Config]) -> None:
     """Select the settings of each model (a configuration), then confirm them; print what was selected.
 
     With dry=true only the runs and their cost are said.
@@ -60,7 +67,7 @@ def checked(configs: list[Config]) -> list[Selection]:
     with signals.loading():
         from experiments.compare.length_generalization import longer_tasks
         from experiments.compare.select import named_models, start
-        from experiments.planning.plan import refuse_lost_values
+        from experiments.planning.identity import refuse_lost_values
 
     configs = [made for config in configs for made in named_models(config)]
     _check(configs)

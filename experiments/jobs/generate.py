@@ -14,7 +14,6 @@ from experiments.configuration.schema import Config, GenerateConfig
 from experiments.generation import Continuation, Speed, continue_prompts, encode_prompts, read_prompts
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
-from experiments.planning.checks import check_seed
 from experiments.runs import LoadedRun, load_run
 from experiments.system.processes import Bar
 from zoo.errors import UserError
@@ -31,7 +30,6 @@ def run(config: Config) -> None:
         raise UserError(
             f"model.backend={backend} computes whole sequences, and job=generate none; leave it out"
         )
-    check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
     loaded = load_run(config.run, pick_device(config.device), ("decoding",), backend=backend)
@@ -48,9 +46,6 @@ def run(config: Config) -> None:
 
 def _check(g: GenerateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
-    for key in ("tokens", "batch_size", "chunk"):
-        if getattr(g, key) < 1:
-            raise UserError(f"generate.{key}={getattr(g, key)} must be at least 1")
     if "" in g.stop:
         raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
     if g.out is not None and (_out(g).is_dir() or not _out(g).parent.is_dir()):

@@ -25,6 +25,7 @@ from experiments.configuration.schema import Config
 from experiments.gpu.settings import Record, Settings
 from experiments.gpu.stages import STAGES
 from experiments.jobs import Job
+from experiments.jobs.bench import draw
 from experiments.system import machine
 from zoo.errors import UserError, unknown
 
@@ -48,6 +49,8 @@ def run(config: Config) -> None:
             print(f"{name}: done before")
             continue
         _perform(name, settings, done)
+    for suite in ("kernels", "models"):
+        draw(settings.published / f"{suite}.csv")
 
 
 def _check_ahead(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""job=list: blocks, presets, tasks and other choices, read from the registries and conf/; run.py adds the figures."""
+"""job=list: blocks, presets, tasks and other choices, read from the registries and conf/."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from experiments.data import SOURCES, TASKS, TOKENIZERS
 from experiments.data.task_set import example
 from experiments.data.tasks_base import Task
 from experiments.jobs import Job, all_jobs
+from experiments.system import signals
 from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS
 from zoo.errors import unknown
 from zoo.probes import all_measures, event_kinds
 
-FIGURES = "figures"
-"""The part that run.py prints after the others: experiments does not know analysis."""
-
 
 def run(config: Config) -> None:
     """Print every part, or the one that show= names. Raises UserError for another word."""
     parts = _parts()
-    if config.show is not None and config.show not in (*parts, FIGURES):
-        raise unknown("part of job=list", config.show, [*parts, FIGURES])
+    if config.show is not None and config.show not in parts:
+        raise unknown("part of job=list", config.show, parts)
     for name, print_part in parts.items():
         if config.show in (None, name):
             print_part()
@@ -51,6 +49,7 @@ def _parts() -> dict[str, Callable[[], None]]:
         "events": _print_events,
         "measures": _print_measures,
         "jobs": _print_jobs,
+        "figures": _print_figures,
     }
 
 
@@ -82,6 +81,16 @@ def _print_measures() -> None:
 
 def _print_jobs() -> None:
     print_table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
+
+
+def _print_figures() -> None:
+    with signals.loading():
+        from analysis.gallery import listed
+
+    print_table(
+        "Figures (job=report draws those for which there are results; job=publish figures=[...])",
+        [(entry.name, entry.section, entry.title) for entry in listed()],
+    )
 
 
 def print_table(title: str, rows: list[tuple[str, ...]]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.system import signals
+from experiments.system.paths import PUBLISHED
 from zoo.errors import UserError
 
 
@@ -14,12 +17,13 @@ def run(config: Config) -> None:
 
 
 def run_sweep(configs: list[Config]) -> None:
-    """Say what every headline will cost, then compare its models (job=compare); with dry=true only say it.
+    """Say what every headline will cost, compare its models (job=compare) and judge it; with dry=true only say it.
 
     configs: one for every headline, whose experiment it names. All are checked before anything is trained. Raises
     UserError.
     """
     with signals.loading():
+        from analysis.evidence import headlines
         from experiments.compare.time_estimate import minutes
         from experiments.jobs import compare
 
@@ -34,7 +38,9 @@ def run_sweep(configs: list[Config]) -> None:
         return
     for config in configs:
         print(f"{config.name}:", flush=True)
-        compare.run_sweep([config])
+        compare.compare([config])
+    verdicts = headlines.judge_all([Path(configs[0].results), PUBLISHED])
+    print("\n".join(headlines.lines(verdicts)))
 
 
 def _check(configs: list[Config]) -> None:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
-from experiments.planning.checks import check_measures, check_probe
+from experiments.planning.plan import check_measures, check_probe
 from experiments.probing import notices
 from experiments.probing.probe_run import FOLDER, find_runs, is_probed, probe_run, run_title, stream_rank
 from experiments.runs import FAILURE, RunFailed, RunFolder

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.plan import Plan, plan, tell_changed, tell_other_settings
+from experiments.planning.identity import tell_earlier
+from experiments.planning.plan import Plan, plan
 from experiments.runs import SUMMARY
 from experiments.scoring.text import format_metrics
 from experiments.system import signals
@@ -17,12 +18,11 @@ def run(config: Config) -> None:
 
     With dry=true only say how far it is.
     """
-    if config.dry or config.sweep.engine != "pool":
+    if config.dry or config.sweep.engine != "pool" or config.sweep.action != "wait":
         run_sweep([config])
         return
     planned = plan(config)
-    tell_changed([planned])
-    tell_other_settings([planned])
+    tell_earlier([planned])
     bar = Bar(planned.title, config.trainer.progress)
     try:
         if not execute(planned, bar):

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from experiments.configuration.schema import Config
-from experiments.jobs import Job
+from experiments.jobs import Job, reading_results
 from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError
@@ -21,16 +21,35 @@ def run(config: Config) -> None:
 
 
 def run_sweep(configs: list[Config]) -> None:
+    """Judge the block (`judge`), then write a report of what was trained, and the verdict's page.
+
+    configs: one for every text or task to learn. Raises UserError where tables are missing.
+    """
+    with signals.loading():
+        from analysis import load_results, write_report
+        from analysis.verdict_page.page import lines, write_verdict
+
+    configs = [named(config) for config in configs]
+    judge(configs)
+    config, folder = configs[0], Path(configs[0].results) / configs[0].name
+    with reading_results():
+        results = load_results(folder) if any(folder.glob("*/summary.json")) else None
+        if results is not None:
+            print(f"report: {write_report(folder, workers=config.sweep.workers, baseline=config.baseline)}")
+        page = write_verdict(folder, results)
+    print("\n".join(lines(page.parent)))
+    print(f"verdict: {page}")
+
+
+def judge(configs: list[Config]) -> None:
     """Check contracts, measure sizes and speeds, compare what is learned, probe; what is done is not done again.
 
-    configs: one for every text or task to learn. A block that breaks a contract is condemned: nothing is trained, since
-    its losses would mean nothing.
+    A block that breaks a contract is condemned: nothing is trained, since its losses would mean nothing.
     """
     with signals.loading():
         from experiments.verdict import verdict_stages
         from experiments.verdict.measurements import find_block, models, nearest_relative
 
-    configs = [named(config) for config in configs]
     config = configs[0]
     block = find_block(config.block)
     found = models(config.model, block, nearest_relative(block, config.verdict.relative))
@@ -66,7 +85,7 @@ def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
     from experiments.jobs import compare
 
     lengths = configs[0].verdict.lengths
-    if not lengths or min(lengths) < 1 or max(lengths) > LONGEST:
+    if not lengths or max(lengths) > LONGEST:
         raise UserError(f"verdict.lengths={lengths} must name sequence lengths from 1 to {LONGEST:,}")
     if len({config.block for config in configs}) > 1:
         raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
@@ -78,7 +97,7 @@ def _compare(configs: list[Config], models: dict[str, ModelConfig]) -> None:
     """On every text or task, a rate for every model on validation, then other seeds."""
     from experiments.jobs import compare
 
-    compare.run_sweep(
+    compare.compare(
         [dataclasses.replace(config, model=model) for config in configs for model in models.values()]
     )
 

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from zoo.context import Context
 from zoo.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.configuration.schema import Config
 
 PATIENCE = timedelta(days=1)
 """How long a process waits for others, which may wait for the run's lock or probe; torchrun notices those that end."""
@@ -124,6 +127,52 @@ def check_devices(device: str, devices: int) -> None:
         raise UserError(
             f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
         )
+
+
+def check(config: Config) -> None:
+    """Refuse devices that are absent here, and processes among which steps or sequences cannot be shared.
+
+    Devices of other machines, where the sweep's engine trains its cells, are not looked at. Raises UserError.
+    """
+    t = config.trainer
+    if config.sweep.engine == "pool":
+        check_devices(config.device, t.devices)
+    if t.context > 1:
+        _check_context(config)
+    if t.processes == 1:
+        return
+    replicas, together = t.processes // t.context, "" if t.context == 1 else f" in groups of {t.context}"
+    if t.accumulate % replicas:
+        raise UserError(
+            f"trainer.accumulate={t.accumulate} micro-batches a step cannot be shared by {t.processes} devices"
+            f"{together}; give a multiple, trainer.accumulate={replicas * -(-t.accumulate // replicas)}, and a "
+            "data.batch_size as much smaller for a step of the same size"
+        )
+    if t.strategy == "fsdp" and t.compile:
+        raise UserError("trainer.strategy=fsdp does not go with trainer.compile=true; leave one of them out")
+    if t.strategy == "fsdp" and t.probe_every is not None:
+        raise UserError(
+            "trainer.probe_every probes a whole model, and with trainer.strategy=fsdp no process has one; leave it "
+            "out, keep weights with trainer.keep_steps, and probe the finished run (job=probe probe.at=STEP)"
+        )
+
+
+def _check_context(config: Config) -> None:
+    """Refuse shards of sequences that cannot be cut, and what needs whole sequences."""
+    t, length = config.trainer, config.data.seq_len
+    n = t.context
+    if t.processes % n:
+        raise UserError(
+            f"trainer.context={n} devices hold a sequence together, and there are {t.processes} (trainer.devices times "
+            f"trainer.nodes); give a divisor of them, or trainer.devices={n}"
+        )
+    if length % n:
+        raise UserError(
+            f"trainer.context={n} does not cut data.seq_len={length} into equal shards; give a length that it divides, "
+            f"data.seq_len={n * -(-length // n)}"
+        )
+    if t.compile:
+        raise UserError(f"trainer.context={n} does not go with trainer.compile=true; leave one of them out")
 
 
 def pick_precision(setting: str, device: torch.device) -> str:

@@ -1,5 +1,5 @@
-"""From a configuration to a planned run: it is checked before any work, and its content names its folder.
+"""Configurations become planned runs.
 
-plan.py    the plan of a run: its identity, its folder, and the files of its blocks
-checks.py  configurations that cannot work are refused
+plan.py      a configuration is resolved, checked, and given its folder
+identity.py  what decides a run's result and names its folder; notices of what does not
 """

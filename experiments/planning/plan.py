@@ -1,39 +1,37 @@
-"""A configuration becomes a planned run: it is checked before any work, and its identity names its folder.
+"""A configuration becomes a planned run: keys that others set are resolved, mistakes refused, its folder found.
 
-`plan` is the entry. Further down: what is told where a block's file changed or settings would be lost, and a plan as
-plain values for another process.
+`plan` is the entry, and reads as the contents of this page. What decides a run's result is `planning.identity`.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
-import hashlib
-import inspect
+import importlib.util
 import json
-import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+import torch
 from omegaconf import OmegaConf
 
-import zoo.config
-from experiments import data
-from experiments.configuration.compose import at_studied_rate, label, resolve_lr_min
-from experiments.configuration.schema import Config, OptimConfig, TrainerConfig
-from experiments.costs.model_costs import resolve_steps
-from experiments.data.cache import content_hash
-from experiments.planning.checks import check_config
-from experiments.runs import CONFIG, SUMMARY, RunFolder
-from experiments.system.paths import ROOT
-from zoo import registry
-from zoo.config import from_dict
-from zoo.errors import UserError
-from zoo.matching import match
-from zoo.model import letters_of, on_meta
-from zoo.options import deciding
+from experiments import data, runs
+from experiments.configuration.compose import label
+from experiments.configuration.schema import HELD_OUT, Config, OptimConfig, ProbeConfig, TrainerConfig
+from experiments.costs.model_costs import meta_model
+from experiments.data import TASKS
+from experiments.parallel import group
+from experiments.planning.identity import fingerprint_data, folder_of, identify
+from experiments.runs import NOT_EXPERIMENTS, SUMMARY, RunFolder
+from experiments.system.paths import PUBLISHED, SELECTION
+from zoo import cost, registry
+from zoo.backends import TRAINING, check_backend
+from zoo.config import ModelConfig, from_dict
+from zoo.errors import UserError, unknown
+from zoo.matching import match, plain_transformer
+from zoo.model import letters_of
+from zoo.options import check_limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,276 +74,270 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
-    if config.data.name in data.TASKS:
-        config = dataclasses.replace(config, data=data.resolve_task(config.data))
-    if config.optim.lr_min_ratio is not None:
-        config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
-    if config.trainer.tokens_per_parameter is not None:
-        config = resolve_steps(config)
+    check_limits(config)
+    config = resolve(config)
     check_config(config)
-    config = apply_match(config)
     letters = letters_of(config.model)
-    if config.optim.lr_study is not None:
-        config = dataclasses.replace(config, optim=at_studied_rate(config, letters))
-    identity, folder = _place(config, identify(config, letters, fingerprint_data(config.data)))
-    return Plan(config, letters, identity, folder)
+    identity = identify(config, letters, fingerprint_data(config.data))
+    return Plan(config, letters, *folder_of(config, identity))
+
+
+# Keys that set other keys: match, trainer.tokens_per_parameter, optim.lr_min_ratio and optim.lr_study.
+
+
+def resolve(config: Config) -> Config:
+    """The configuration with the values of keys that others set; of a task with its vocabulary and length.
+
+    Resolving again changes nothing. Raises UserError for keys that contradict each other.
+    """
+    if config.data.name in TASKS:
+        config = dataclasses.replace(config, data=data.resolve_task(config.data))
+    config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
+    return at_studied_rate(apply_match(resolve_steps(config)))
 
 
 def apply_match(config: Config) -> Config:
     """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
     length = config.match_length
-    if length is not None and (length < 1 or config.match in (None, "params")):
-        raise UserError(
-            f"match_length={length} is a number of tokens, at least 1, beside match=flops or match=state; leave it out"
-        )
+    if length is not None and config.match in (None, "params"):
+        raise UserError(f"match_length={length} belongs to match=flops and match=state; leave it out")
     if config.match is None:
         return config
     model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
     return dataclasses.replace(config, model=model)
 
 
-# The identity: everything that decides a run's result, whose hash names its folder.
+def resolve_steps(config: Config) -> Config:
+    """The configuration with the max_steps that trainer.tokens_per_parameter asks for; without one as it is.
 
-IDENTITY_FORMAT = 2
-DATA_KEYS = ("pack", "seq_len", "batch_size")
-TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-EVALUATE_KEYS = ("stride", "windows")
-
-
-def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
-    """Everything that can change a run's weights and how it is scored; not which splits are: more can be scored later.
-
-    No paths, devices, loggers, threads, recomputing, logging intervals.
-
-    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
-    that were added later are left out where their values keep the behaviour from before (zoo.options).
+    Raises UserError beside a max_steps that is not the default.
     """
-    return {
-        "format": IDENTITY_FORMAT,
-        "model": zoo.config.used(config.model, letters),
-        "data": {"content": content, **deciding(config.data, DATA_KEYS)},
-        "recipe": {
-            **deciding(config.trainer, TRAINER_KEYS),
-            **_deciding_rates(config.optim),
-            # Earlier runs took the mean of their micro-batches' means, which is another number where they are unequal.
-            **({"micro_batches": "summed"} if _unequal_micro_batches(config) else {}),
-        },
-        "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
-        "seed": config.seed,
-    }
+    ratio, trainer = config.trainer.tokens_per_parameter, config.trainer
+    if ratio is None:
+        return config
+    if trainer.max_steps != TrainerConfig.max_steps:
+        raise UserError(
+            f"trainer.max_steps={trainer.max_steps} and trainer.tokens_per_parameter={ratio:g} both set the length of "
+            "training; leave one of them out"
+        )
+    plain = dataclasses.replace(config, model=plain_transformer(config.model))
+    steps = max(1, round(ratio * cost.parameters_non_embedding(meta_model(plain)) / config.tokens_per_step))
+    resolved = dataclasses.replace(trainer, max_steps=steps, tokens_per_parameter=None)
+    return dataclasses.replace(config, trainer=resolved)
 
 
-def _unequal_micro_batches(config: Config) -> bool:
-    """Return whether the micro-batches of a step may differ in what their losses are means over.
+def resolve_lr_min(config: OptimConfig) -> OptimConfig:
+    """The recipe with lr_min = lr_min_ratio·lr, to 12 digits, in the place of the ratio; without a ratio as it is.
 
-    Answers, of a task; sequences, of packed documents in a model with auxiliary losses that have a weight.
+    So 0.1 of 3e-3 is 3e-4, and the run has the name that it has with lr_min=3e-4. Raises UserError beside an lr_min
+    that is not the default.
     """
-    if config.trainer.accumulate == 1:
-        return False
-    if config.data.name in data.TASKS:
-        return data.TaskSet(config.data).answers_vary
-    if config.data.pack != "document":
-        return False
-    return any(on_meta(config.model, vocab_size=2, seq_len=config.data.seq_len).aux_weights.values())
+    ratio = config.lr_min_ratio
+    if ratio is None:
+        return config
+    if config.lr_min != OptimConfig.lr_min:
+        raise UserError(
+            f"optim.lr_min={config.lr_min:g} and optim.lr_min_ratio={ratio:g} both set the lowest rate; leave one of "
+            f"them out, or, where an experiment sets lr_min, add optim.lr_min={OptimConfig.lr_min:g}, its default"
+        )
+    return dataclasses.replace(config, lr_min=float(f"{ratio * config.lr:.12g}"), lr_min_ratio=None)
 
 
-def _deciding_rates(optim: OptimConfig) -> dict[str, Any]:
-    """The optimiser's options; not where the rate comes from, which changes nothing."""
-    return deciding(dataclasses.replace(optim, lr_study=None))
+def at_rate(config: OptimConfig, rate: float) -> OptimConfig:
+    """The recipe with another lr; lr_min keeps its ratio to lr, so that schedules of all rates have one shape.
+
+    A lr_min_ratio stays, and does the same. The rate is no study's any more.
+    """
+    lr_min = config.lr_min
+    if config.lr_min_ratio is None:
+        lr_min = float(f"{rate * config.lr_min / config.lr:.6g}")
+    return dataclasses.replace(config, lr=rate, lr_min=lr_min, lr_study=None)
 
 
-def fingerprint_data(config: data.DataConfig) -> str:
-    """`data.fingerprint` of a configuration, computed once a process."""
-    return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
+def at_studied_rate(config: Config) -> Config:
+    """The configuration at the rate that the study optim.lr_study selected for its model; without one as it is.
+
+    Raises UserError where the study has no such rate, and beside another optim.lr.
+    """
+    optim, study = config.optim, config.optim.lr_study
+    if study is None:
+        return config
+    rate = studied_rate(study, label(config, letters_of(config.model)))
+    if optim.lr not in (OptimConfig.lr, rate):
+        raise UserError(
+            f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
+            "optim.lr_study=null with it"
+        )
+    return dataclasses.replace(config, optim=dataclasses.replace(at_rate(optim, rate), lr_study=study))
+
+
+def studied_rate(study: str, model: str) -> float:
+    """The rate that a study of results/published selected for a model, named as the study names it.
+
+    Raises UserError for a study that is not there or selected nothing, and for a model that it did not have.
+    """
+    rates = _rates(study)
+    if model not in rates:
+        raise UserError(
+            f"optim.lr_study={study} has no learning rate for {model}, only for {', '.join(rates)}; give "
+            "optim.lr_study=null and a rate, optim.lr=..."
+        )
+    return rates[model]
+
+
+@functools.lru_cache
+def _rates(study: str) -> dict[str, float]:
+    """Model -> its rate; read once a process."""
+    known = sorted(path.parent.name for path in PUBLISHED.glob(f"*/{SELECTION}"))
+    if study not in known:
+        raise unknown("optim.lr_study (a folder of results/published with a selection)", study, known)
+    with (PUBLISHED / study / SELECTION).open(encoding="utf-8", newline="") as rows:
+        return {row["model"]: float(row["lr"]) for row in csv.DictReader(rows) if row["chosen"] == "True"}
+
+
+# What cannot work. A key's own limits stand beside it (zoo.options.limited); data and devices check themselves.
+
+_LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
+"""Packages of a logger, of which one is needed."""
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot work: sizes that do not fit, data and devices that are not there. Raises UserError."""
+    _check_place(config)
+    _check_schedule(config)
+    _check_scores(config)
+    _check_together(config)
+    _check_loggers(config)
+    check_probe(config.probe)
+    if config.trainer.probe_every is not None:
+        check_measures()
+    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
+    group.check(config)
+    meta_model(config)  # every module's own checks, such as heads that divide the width
+    check_served(config, here=config.sweep.engine == "pool")
 
 
 @functools.lru_cache(maxsize=64)
-def _fingerprint(config_json: str) -> str:
-    return data.fingerprint(zoo.config.from_dict(data.DataConfig, json.loads(config_json), "data"))
+def _check_data(config_json: str) -> None:
+    """Once a data configuration: the cells of a sweep mostly share it."""
+    data.check(from_dict(data.DataConfig, json.loads(config_json), "data"))
 
 
-def run_name(identity: dict[str, Any]) -> str:
-    """The name of a run's folder: 12 hexadecimal digits of its identity's hash."""
-    return content_hash(identity, 12)
+def check_served(
+    config: Config, model: ModelConfig | None = None, uses: tuple[str, ...] = TRAINING, *, here: bool = True
+) -> None:
+    """Refuse a backend that does not serve a model (None: the configuration's) in these uses.
 
-
-def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:
-    """The folder of a run and the identity that names it: that of format 1 where only such a folder is there."""
-    place, earlier = Path(config.results) / config.name, as_format_1(identity, config.evaluate.splits)
-    if (place / run_name(earlier)).is_dir() and not (place / run_name(identity)).is_dir():
-        identity = earlier
-    return identity, RunFolder(place / run_name(identity))
-
-
-def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
-    """The identity as runs of before recorded it, in whose names the splits to score (evaluate.splits) still were."""
-    return {**identity, "format": 1, "evaluate": {**identity["evaluate"], "splits": list(splits)}}
-
-
-def recorded_config(values: dict[str, Any]) -> Config:
-    """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
-
-    So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
-    run is older than some options. Raises UserError for an option that decided it and no longer exists.
+    here: on this machine; else a form of each operation by that name will do. Raises UserError.
     """
-    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": (*EVALUATE_KEYS, "splits")}
-    kept = {
-        name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
-    }
-    if (task := values["data"]["name"]) in data.TASKS:
-        kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
-    sections = {name: values[name] for name in ("model", "optim", "seed")}
-    return zoo.config.from_dict(Config, {**sections, **kept}, "config", recorded=True)
+    model = model or config.model
+    if model.backend == "auto":
+        return
+    device = group.pick_device(config.device) if here else None
+    half = device is not None and group.pick_precision(config.trainer.precision, device) == "bf16"
+    packed = config.data.name not in TASKS and config.data.pack == "document"
+    values = json.dumps(dataclasses.asdict(model))
+    _check_served(values, config.data.seq_len, device, half, packed, uses)
 
 
-# Files of blocks: a run records their hashes when it begins. They are no part of its identity.
+@functools.lru_cache(maxsize=64)
+def _check_served(
+    config_json: str,
+    seq_len: int,
+    device: torch.device | None,
+    half: bool,
+    packed: bool,
+    uses: tuple[str, ...],
+) -> None:
+    """Once a model and a place where it is computed."""
+    config = from_dict(ModelConfig, json.loads(config_json))
+    check_backend(config, uses, seq_len=seq_len, device=device, half=half, packed=packed)
 
 
-def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
-    """Hash by path of the files that define the mixers, the residual scheme and the channel mixer of a model.
-
-    Of kernels and other modules nothing: a summary's `commit` tells them, where nothing was uncommitted.
-    """
-    mixers = registry.mixer_by_letter()
-    blocks = [
-        *(mixers[letter] for letter in sorted(set(letters))),
-        registry.get("residual", model.residual.name),
-        registry.get("channel", model.channel.name),
-    ]
-    hashes = ((_file(block), file_hash(block)) for block in blocks)
-    return {
-        str(file.relative_to(ROOT)): digest for file, digest in hashes if file and file.is_relative_to(ROOT)
-    }
-
-
-def file_hash(block: registry.Block) -> str:
-    """Hash of the file that defines a block, 16 hex digits; "" where it was defined in a notebook."""
-    file = _file(block)
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
-
-
-def _file(block: registry.Block) -> Path | None:
-    try:
-        source = inspect.getsourcefile(block.cls)
-    except (TypeError, OSError):
-        return None
-    return Path(source).resolve() if source else None
-
-
-def tell_changed(plans: Iterable[Plan]) -> None:
-    """Print a notice for every file of a block that was changed after runs of it had begun, on the standard error."""
-    runs: dict[tuple[str, bool], list[Path]] = {}
-    for planned in plans:
-        if not (planned.folder.complete or planned.folder.resumable):
-            continue
-        before = planned.folder.block_files()
-        for file, now in block_files(planned.config.model, planned.letters).items():
-            if before.get(file, now) != now:
-                runs.setdefault((file, planned.folder.complete), []).append(planned.folder.path)
-    for (file, complete), folders in runs.items():
-        others = f" and {len(folders) - 1} more" if folders[1:] else ""
-        since = (
-            "had been trained, and their results are of the earlier file"
-            if complete
-            else "had begun; they go on from their checkpoints, and their results will be of both"
-        )
-        print(
-            f"notice: {file} was changed after {folders[0]}{others} {since}; to train the new one from its start give "
-            "another name=, or remove these folders",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-# Settings outside the identity, which a command could lose in silence. Cells of a sweep that differ in nothing else are
-# one run, and a complete run stays as it was made, whatever is asked.
-
-_NAMING = (
-    *("model", "data", "optim", "seed", "match", "match_length", "trainer.tokens_per_parameter"),
-    *(f"trainer.{key}" for key in TRAINER_KEYS),
-    *(f"evaluate.{key}" for key in EVALUATE_KEYS),
-)
-_BUT = ("model.backend", "data.cache_dir")
-_OF_THE_COMMAND = ("progress", "max_minutes", "pause_at", "checkpoint_every")
-"""Options of the trainer that leave no trace in a complete run."""
-
-
-def refuse_lost_values(plans: Iterable[Plan]) -> None:
-    """Raise UserError for cells that are one run and ask for different settings: it can have one of them."""
-    first: dict[Any, dict[str, Any]] = {}
-    lost: dict[str, None] = {}
-    for planned in plans:
-        values = dict(leaves(dataclasses.asdict(planned.config)))
-        before = first.setdefault(planned.folder.path, values)
-        differ = (key for key, value in values.items() if value != before.get(key))
-        lost.update(dict.fromkeys(key for key in differ if not _can_name(key)))
-    if lost:
+def _check_place(config: Config) -> None:
+    """Refuse a name that is no folder's, and a results folder that is a file or lies in one."""
+    name = config.name
+    if not name or any(c in name for c in "/\\") or name.startswith("."):
+        raise UserError(f"name={name!r} must be one plain folder name, e.g. name=my_experiment")
+    if name in NOT_EXPERIMENTS:
         raise UserError(
-            f"runs are not told apart by {', '.join(lost)}, so that cells which differ in nothing else are one run, "
-            "trained once; give one value, or a command for each value, with a name= of its own"
+            f"name={name}: results/{name} is no place for runs; give another, e.g. name=my_experiment"
+        )
+    if not config.results:
+        raise UserError("results= is empty; give a folder, or leave it out for results")
+    results = Path(config.results).absolute()
+    place = next(place for place in (results, *results.parents) if place.exists())
+    if not place.is_dir():
+        raise UserError(f"results={config.results}: {place} is a file; give a folder")
+
+
+def _check_schedule(config: Config) -> None:
+    """Refuse steps beyond the last one, and a lowest rate above the highest."""
+    optim, last = config.optim, config.trainer.max_steps
+    beyond = [step for step in config.trainer.keep_steps if not 1 <= step <= last]
+    if beyond:
+        raise UserError(f"trainer.keep_steps has {beyond[0]}; give steps from 1 to trainer.max_steps={last}")
+    if optim.lr_min > optim.lr:
+        raise UserError(f"optim.lr_min={optim.lr_min} is above optim.lr={optim.lr}; lower it")
+
+
+def _check_scores(config: Config) -> None:
+    """Refuse scores that runs do not record, and windows that leave tokens out."""
+    evaluate = config.evaluate
+    if evaluate.carry:
+        raise UserError(
+            "evaluate.carry=true belongs to job=evaluate, and runs record scores of windows; leave it out, and "
+            "evaluate the finished run with it"
+        )
+    trained_on = [split for split in evaluate.splits if split not in HELD_OUT]
+    if trained_on:
+        raise UserError(f"evaluate.splits has {trained_on[0]}; a run is scored on {' and '.join(HELD_OUT)}")
+    if (evaluate.stride or 1) > config.data.seq_len:
+        raise UserError(
+            f"evaluate.stride={evaluate.stride} is above data.seq_len={config.data.seq_len}; "
+            "tokens between windows would never be scored"
         )
 
 
-def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested dicts."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _can_name(key: str) -> bool:
-    """Return whether a key can be part of a run's identity (of some run: options of other blocks than its own are)."""
-    return key not in _BUT and any(f"{key}.".startswith(f"{part}.") for part in _NAMING)
-
-
-def tell_other_settings(plans: Iterable[Plan]) -> None:
-    """Print a notice where complete runs were made with other settings than asked for, on the standard error."""
-    by_difference: dict[str, list[Plan]] = {}
-    for planned in plans:
-        if planned.folder.complete and (differ := _differences(planned)):
-            by_difference.setdefault(", ".join(differ), []).append(planned)
-    for differ, alike in by_difference.items():
-        others = f" and {len(alike) - 1} more" if alike[1:] else ""
-        print(
-            f"notice: {alike[0].folder.path}{others} is complete and stays as it was trained, with {differ}; runs are "
-            "not told apart by such settings: to train with those asked for give another name=, or remove the folder",
-            file=sys.stderr,
-            flush=True,
+def _check_together(config: Config) -> None:
+    """Refuse keys that exclude each other."""
+    trainer, task = config.trainer, config.data.name
+    for key, value in (
+        ("trainer.probe_every", trainer.probe_every),
+        ("evaluate.stride", config.evaluate.stride),
+        ("trainer.context", None if trainer.context == 1 else trainer.context),
+    ):
+        if value is not None and task in TASKS:
+            raise UserError(f"{key}={value} needs a text, and data={task} has none; leave it out")
+    # torch.compile decides itself which activations to save, and ignores the hooks of recomputing.
+    if trainer.compile and trainer.recompute != "none":
+        raise UserError(
+            f"trainer.recompute={trainer.recompute} does not go with trainer.compile=true; leave one of them out"
         )
 
 
-def _differences(planned: Plan) -> list[str]:
-    """`trainer.compile=false (asked: true)` for every such setting of a complete run; none where it is not recorded."""
-    try:
-        text = (planned.folder.path / CONFIG).read_text(encoding="utf-8")
-        recorded = dict(leaves(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError):
-        return []  # a damaged file is complained of where the run is read
-    machine = planned.folder.summary().get("machine")
-    if isinstance(machine, dict):
-        recorded["device"] = "cuda" if machine.get("gpu") else "cpu"
-    asked = {key: value for key, value in leaves(dataclasses.asdict(planned.config)) if value != "auto"}
-    return [
-        f"{key}={_written(recorded[key])} (asked: {_written(asked[key])})"
-        for key in _made_with(planned.config)
-        if key in asked and key in recorded and asked[key] != recorded[key]
-    ]
+def _check_loggers(config: Config) -> None:
+    """Refuse loggers whose package is not installed here, where cells train here."""
+    for name in config.trainer.loggers if config.sweep.engine == "pool" else ():
+        specs = map(importlib.util.find_spec, _LOGGERS[name])
+        # One without an origin is a folder of that name, such as wandb leaves where it ran.
+        if not any(spec is not None and spec.origin is not None for spec in specs):
+            raise UserError(
+                f"trainer.loggers names {name}, which is not installed; pip install -e '.[log]', or leave it out"
+            )
 
 
-def _made_with(config: Config) -> list[str]:
-    """Keys outside the identity that a complete run shows: in its numbers' last digits, speeds or files."""
-    trainer = [f.name for f in dataclasses.fields(TrainerConfig) if f.name not in _OF_THE_COMMAND]
-    probe = (
-        ["at"] if config.trainer.probe_every is None else [f.name for f in dataclasses.fields(config.probe)]
-    )
-    keys = ["device", "model.backend", *(f"trainer.{x}" for x in trainer), *(f"probe.{x}" for x in probe)]
-    return [key for key in keys if not _can_name(key)]
+def check_measures() -> None:
+    """Raise UserError where a measure's file cannot be imported: tables without it would pass for whole ones."""
+    for line in registry.left_out("zoo.probes.measures"):
+        raise UserError(f"probing needs every measure: {line}")
 
 
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def check_probe(probe: ProbeConfig) -> None:
+    """Refuse weights that there are not to probe, and an empty sentence. Raises UserError."""
+    runs.check(probe.at)
+    if probe.sentence is not None and not probe.sentence.strip():
+        raise UserError("probe.sentence is empty; give a text, or leave it out for a held-out one")
 
 
 # A plan as plain values, from which another process trains the run.

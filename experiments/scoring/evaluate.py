@@ -22,7 +22,7 @@ from experiments.runs import CONFIG, IDENTITY, LoadedRun, load_corpus, load_mode
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import Score, count_scored, score_carried, score_split
 from experiments.system.processes import Bar, Sink
-from zoo.errors import UserError, unknown
+from zoo.errors import UserError
 from zoo.io import read_card
 
 # Synthetic tasks: the held-out sequences of a run, or those of other options.
@@ -154,15 +154,8 @@ def _task_named(own: DataConfig, text: DataConfig | None) -> DataConfig:
 
 def check_evaluate(options: EvaluateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
-    if options.batch_size < 1:
-        raise UserError(f"evaluate.batch_size={options.batch_size} must be at least 1")
     if not options.splits:
         raise UserError("evaluate.splits names nothing to score; give evaluate.splits=[validation,test]")
-    for name in options.splits:
-        if name not in data.SPLITS:
-            raise unknown("split in evaluate.splits", name, data.SPLITS)
-    if options.windows is not None and options.windows < 1:
-        raise UserError(f"evaluate.windows={options.windows} must be at least 1 (null: all)")
     for key in ("stride", "windows"):
         if options.carry and getattr(options, key) is not None:
             raise UserError(

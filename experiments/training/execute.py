@@ -15,13 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments import data
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
 from experiments.parallel import group
 from experiments.parallel.group import check_devices, pick_device
-from experiments.planning.plan import Plan, block_files, from_record, to_record
+from experiments.planning.identity import block_files
+from experiments.planning.plan import Plan, from_record, to_record
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.system import processes, signals
 from experiments.system.paths import ROOT
@@ -48,10 +51,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     config, folder = planned.config, planned.folder
     check_devices(config.device, config.trainer.devices)
     meeting = _meeting(config, planned.run)
-    # Here, so that the processes do not wait for each other, and while nothing else computes.
-    data.prepare(config.data, config.trainer.progress)
-    if pick_device(config.device).type == "cpu":
-        peak_flops.peak(pick_device(config.device), cache_root(config.data))
+    prepare(config)
     for place in (folder.path, folder.path / LOG):
         refuse_link(place)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -72,6 +72,17 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
                 torchrun.send_signal(END)
                 torchrun.wait()
     _conclude(planned, outcome, status)
+
+
+def prepare(config: Config, *, trains: bool = True) -> None:
+    """Make what processes share, so that they do not wait for each other: the data, and the peak that MFU refers to.
+
+    The peak of a CPU is measured, while nothing else computes. trains: whether they train on this machine.
+    """
+    data.prepare(config.data, config.trainer.progress)
+    if trains and (device := pick_device(config.device)).type == "cpu":
+        torch.set_num_threads(config.trainer.threads)
+        peak_flops.peak(device, cache_root(config.data))
 
 
 def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:

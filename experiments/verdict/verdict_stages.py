@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
-from experiments.planning.plan import file_hash
+from experiments.planning.identity import file_hash
 from experiments.system import machine
 from experiments.verdict import contracts, measurements
 from zoo import registry

@@ -15,8 +15,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from support.program import Lab, Outcome
 
-from experiments import jobs
-from experiments.cli import perform
+from experiments import cli
 from experiments.configuration.hydra_settings import read_command
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
@@ -294,14 +293,14 @@ def test_a_sweep_keeps_no_last_value_alone(lab: Lab, words: list[str], says: str
 def test_a_sweep_of_results_in_places_of_their_own_is_done(monkeypatch):
     done: list[int] = []
     job = Job("writer", "", lambda config: done.append(config.seed), place=lambda config: config.runs)
-    monkeypatch.setitem(jobs._handed_over, "writer", job)
+    monkeypatch.setattr(cli, "find_job", {"writer": job}.get)
     configs = [
         Config(job="writer", seed=seed, runs=place) for seed, place in enumerate((None, None, "a", "b"))
     ]
-    perform(configs, {})
+    cli.perform(configs)
     assert done == [0, 1, 2, 3]
     with pytest.raises(UserError, match="would write b again and again"):
-        perform([*configs, Config(job="writer", runs="b")], {})
+        cli.perform([*configs, Config(job="writer", runs="b")])
     assert done == [0, 1, 2, 3]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.configuration.schema import Config, EvaluateConfig, OptimConfig, TrainerConfig
-from experiments.planning.plan import identify
+from experiments.planning.identity import identify
 from zoo import ModelConfig, registry
 from zoo.options import before_they_existed
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -92,8 +91,7 @@ class Lab:
         """The command in this process: the same entry, without the seconds that imports take."""
         out, err = io.StringIO(), io.StringIO()
         with self._inside(*more), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            jobs = runpy.run_path(RUN)
-            status = main(jobs["JOBS"])
+            status = main()
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def compose(self, *more: str) -> list[Config]:

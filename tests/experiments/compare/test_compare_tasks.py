@@ -28,7 +28,7 @@ def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record
     task_lab: TaskLab, pretend, capsys
 ):
     pretend(lambda config: abs(math.log(config.optim.lr / BEST[config.data.name])))
-    compare.run_sweep(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
+    compare.compare(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
     said = capsys.readouterr().out
     assert "2 models on 2 tasks: 12 runs to select; then 8 to confirm" in said
     assert "selected for lfm2 palindrome seed 0: optim.lr=0.01" in said

@@ -155,7 +155,7 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
         data__tasks__mqar__length=16,
         data__tasks__mqar__pairs=2,
     )
-    compare.run_sweep([config])
+    compare.compare([config])
     runs = [(planned.config.model.preset, planned.config.seed) for planned in scored]
     assert runs == [("transformer", 1), ("transformer", 2), ("kda_pure", 1), ("kda_pure", 2)]
 

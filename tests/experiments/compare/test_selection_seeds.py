@@ -137,7 +137,7 @@ def test_no_seed_both_selects_and_confirms(tmp_path: Path, pretend, confirming: 
     [
         ({"compare__selection_seeds": 0}, r"compare.selection_seeds=0 must be at least 1"),
         ({"compare__seeds": 1000}, r"compare.seeds=1000 would confirm with seed 1004, which selects too"),
-        ({"seed": 2**63 - 1500}, r"must be from 0 to"),
+        ({"seed": 2**63 - 1500}, r"must be at least 0 and at most"),
     ],
 )
 def test_seeds_that_cannot_be_are_refused_before_anything_is_trained(tmp_path: Path, keys: dict, says: str):
@@ -179,7 +179,7 @@ def test_the_record_has_a_row_a_run_and_marks_all_seeds_of_the_chosen_setting(tm
 
 def test_what_was_selected_by_several_seeds_is_said(tmp_path: Path, pretend, capsys):
     pretend(by_seed(LUCKY))
-    compare.run_sweep([_config(tmp_path, compare__seeds=1)])
+    compare.compare([_config(tmp_path, compare__seeds=1)])
     said = capsys.readouterr().out
     assert "1 model: 3 runs to select, the two best settings of each with 3 seeds; then 1 to confirm" in said
     assert (

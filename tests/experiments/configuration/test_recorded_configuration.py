@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from support.recorded import check, flat
 from support.steady import changed, differences, leaves, refusal, tiny_config
 
-from experiments.configuration import compose, explain, schema
+from experiments import engines
+from experiments.configuration import explain, schema
 from experiments.configuration.compose import (
     _explained,
     architectures,
@@ -31,10 +32,11 @@ from experiments.configuration.compose import (
 from experiments.configuration.explain import unused_options
 from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
-from experiments.planning.checks import check_sweep
+from experiments.planning.plan import at_rate, resolve_lr_min
 from experiments.system.paths import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
+from zoo.options import check_limits
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -220,12 +222,17 @@ def test_settings_that_are_refused():
             {"lr_min_ratio": 1 / 3, "lr": 1e-2},
             {},
         ):
-            yield f"{keys}: {refusal(compose.resolve_lr_min, changed(optim, **keys))}"
+            yield f"{keys}: {refusal(resolve_lr_min, changed(optim, **keys))}"
         for keys in ({}, {"lr_min_ratio": 0.2}, {"lr_min": 1e-4, "lr_study": "x"}):
-            yield f"{keys} at 0.01: {compose.at_rate(changed(optim, **keys), 0.01)}"
-        sweep = schema.SweepConfig()
+            yield f"{keys} at 0.01: {at_rate(changed(optim, **keys), 0.01)}"
+
+        def check_sweep(config: schema.Config) -> None:
+            check_limits(config)
+            engines.check(config)
+
         for keys in SWEEPS:
-            yield f"sweep {keys}: {refusal(check_sweep, changed(sweep, **keys))}"
+            config = changed(schema.Config(), **{f"sweep__{key}": value for key, value in keys.items()})
+            yield f"sweep {keys}: {refusal(check_sweep, config)}"
 
     check(RECORDED / "refused_settings.txt", lines())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from support.program import Lab
 
-from experiments.configuration import compose
 from experiments.configuration.schema import OptimConfig
 from experiments.planning import plan as planning
 from experiments.planning.plan import plan
@@ -22,10 +21,10 @@ kda,0.001,True
 def studies(tmp_path, monkeypatch):
     (tmp_path / "earlier").mkdir()
     (tmp_path / "earlier" / "selection.csv").write_text(RECORD, encoding="utf-8")
-    monkeypatch.setattr(compose, "PUBLISHED", tmp_path)
-    compose._rates.cache_clear()
+    monkeypatch.setattr(planning, "PUBLISHED", tmp_path)
+    planning._rates.cache_clear()
     yield
-    compose._rates.cache_clear()
+    planning._rates.cache_clear()
 
 
 def planned(lab: Lab, *words: str) -> planning.Plan:

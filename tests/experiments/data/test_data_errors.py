@@ -27,9 +27,9 @@ def refused(request, cache):
     [
         ({"name": "wikitxt103"}, "unknown data source 'wikitxt103'; did you mean 'wikitext103'"),
         ({"tokenizer": "gpt"}, "unknown tokenizer 'gpt'; did you mean 'gpt2'"),
-        ({"pack": "documents"}, "unknown packing 'documents'; did you mean 'document'"),
-        ({"seq_len": 0}, "data.seq_len must be at least 1"),
-        ({"batch_size": 0}, "data.batch_size must be at least 1"),
+        ({"pack": "documents"}, "unknown data.pack 'documents'; did you mean 'document'"),
+        ({"seq_len": 0}, "data.seq_len=0 must be at least 1"),
+        ({"batch_size": 0}, "data.batch_size=0 must be at least 1"),
         ({"tokenizer": "bpe", "vocab_size": 256}, "data.vocab_size=256 is too small"),
         ({"tokenizer": "bpe", "vocab_size": 2**20 + 1}, "data.vocab_size=1048577 is above 1048576"),
         ({"path": None}, "data.name=text needs data.path"),

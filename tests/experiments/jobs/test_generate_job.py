@@ -113,9 +113,6 @@ def test_speed_counts_the_tokens_of_sequences_that_have_not_ended():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tokens": 0}, "generate.tokens=0 must be at least 1"),
-        ({"batch_size": 0}, "generate.batch_size=0 must be at least 1"),
-        ({"chunk": 0}, "generate.chunk=0 must be at least 1"),
         ({"stop": [""]}, "generate.stop has an empty text"),
         ({"out": "/nope/out.jsonl"}, "generate.out=/nope/out.jsonl must be a file in a folder"),
         ({"out": "/"}, "generate.out=/ must be a file"),
@@ -132,12 +129,6 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(go: Go, capsys, o
         go(**options)
     assert says in str(refused.value)
     assert capsys.readouterr().out == ""
-
-
-def test_a_seed_out_of_range_is_refused_before_a_model_is_loaded(go: Go, monkeypatch):
-    monkeypatch.setattr(generate, "load_run", lambda *_, **_how: pytest.fail("a model was loaded"))
-    with pytest.raises(UserError, match="seed=-1"):
-        go(-1, prompt="alpha")
 
 
 def test_prompts_side_by_side_have_to_fit_into_memory(finished: Lab, go: Go, monkeypatch):

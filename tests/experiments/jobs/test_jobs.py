@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import pytest
 from support.program import Lab
 
 import analysis
-from experiments import jobs
-from experiments.cli import perform, spelled_out
+from experiments import cli
+from experiments.cli import spelled_out
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
 from experiments.runs import METRIC_COLUMNS, read_metrics
-from experiments.system.paths import CONF, ROOT
+from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS
 
@@ -123,12 +122,6 @@ def test_list_shows_one_part(lab: Lab, part: str, title: str):
     assert short.out in whole.out
 
 
-@pytest.mark.parametrize(("show", "count"), [(None, 1), ("figures", 1), ("tasks", 0)])
-def test_figures_follow_the_whole_list_or_stand_alone(show: str | None, count: int, capsys):
-    runpy.run_path(str(ROOT / "run.py"))["list_figures"](Config(show=show))
-    assert capsys.readouterr().out.count("\nFigures (") == count
-
-
 def test_a_word_that_list_does_not_know_is_refused(lab: Lab):
     outcome = lab.here("job=list", "taks")
     assert (outcome.status, outcome.out) == (2, "")
@@ -199,9 +192,10 @@ def test_configurations_go_together_to_a_job_that_takes_many_and_others_each_to_
     def together(configs: list[Config]) -> None:
         made.append(f"table {' and '.join(str(config.seed) for config in configs)} together")
 
-    for found in (job("table", run_sweep=together), job("plain")):
-        monkeypatch.setitem(jobs._handed_over, found.name, found)
-    perform([Config(job=name, seed=seed) for seed, name in enumerate(given)], {})
+    monkeypatch.setattr(
+        cli, "find_job", {"table": job("table", run_sweep=together), "plain": job("plain")}.get
+    )
+    cli.perform([Config(job=name, seed=seed) for seed, name in enumerate(given)])
     assert made == calls
 
 

@@ -164,7 +164,7 @@ def test_one_headline_without_models_is_refused_before_the_others_are_looked_at(
 
 def test_every_headline_is_compared_by_itself(config: Config, monkeypatch):
     compared: list[list[Config]] = []
-    monkeypatch.setattr(compare, "run_sweep", compared.append)
+    monkeypatch.setattr(compare, "compare", compared.append)
     monkeypatch.setattr(papers, "_cost", lambda config: (60.0, 120.0, config.name))
     both = [replace(with_entries(config, "transformer"), name=name) for name in ("one", "two")]
     papers.run_sweep(both)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import runpy
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +22,21 @@ from experiments import cli, jobs
 from experiments.configuration.compose import architectures, tell_other_model
 from experiments.data import TASKS
 from experiments.generation import Continuation, Speed
-from experiments.jobs import cell, compare, cost, evaluate, generate, gpu, papers, probe, train, verdict
+from experiments.jobs import (
+    bench,
+    cell,
+    compare,
+    cost,
+    evaluate,
+    generate,
+    gpu,
+    papers,
+    probe,
+    publish,
+    report,
+    train,
+    verdict,
+)
 from experiments.jobs import list as list_job
 from experiments.runs import RunFailed, RunPaused
 from experiments.system import machine
@@ -42,10 +55,8 @@ def names_by_section(printed: list[str]) -> Iterator[str]:
             yield f"  {line.split()[0]}" if line.startswith(" ") else line
 
 
-def test_help_and_lists(lab: Lab, monkeypatch):
+def test_help_and_lists(lab: Lab):
     """What each job reads and needs, which --help tells too; the names that job=list has."""
-    added = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
-    monkeypatch.setattr(jobs, "_handed_over", {job.name: job for job in added["JOBS"]})
 
     def lines() -> Iterator[str]:
         help_lines = cli.describe_jobs().splitlines()
@@ -53,7 +64,6 @@ def test_help_and_lists(lab: Lab, monkeypatch):
             (place,) = (at for at, line in enumerate(help_lines) if line.split()[0] == job.name)
             assert job.needs in " ".join(help_lines[place : place + 2])
             yield f"{job.name}: reads {job.reads}, sweeps {job.run_sweep is not None}, needs {job.needs!r}"
-        yield f"after {sorted(added['AFTER'])} {[(k, v.__name__) for k, v in sorted(added['AFTER'].items())]}"
         with said() as printed:
             list_job.run(tiny_config())
         yield from names_by_section(printed)
@@ -64,13 +74,13 @@ def test_help_and_lists(lab: Lab, monkeypatch):
 
 
 def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
-    """Jobs of run.py: what each asks of analysis, with which settings, and what it prints."""
+    """What jobs ask of analysis, with which settings, and what they print."""
     import analysis
     from analysis import ResultsError, publishing
     from analysis.verdict_page import page as verdict_page
 
-    made = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
     log: list[str] = []
+    monkeypatch.setattr(verdict, "judge", lambda configs: None)
 
     def pretended(name: str, found):
         def call(*arguments, **options):
@@ -102,24 +112,23 @@ def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
             )
             monkeypatch.setattr(verdict_page, "lines", pretended("lines", ["a line"]))
             monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
-            for name in ("report", "publish", "write_verdict"):
+            for job in (report, publish, verdict):
                 for runs in (None, str(tmp_path / "other")):
                     log.clear()
                     with said() as printed, pretended_machine(None):
-                        end = refusal(made[name], changed(config, runs=runs))
-                    yield f"{name} {runs}: {end}"
+                        end = refusal(job.run, changed(config, runs=runs))
+                    yield f"{job.JOB.name} {runs}: {end}"
                     yield from (f"  {line}" for line in [*log, *printed])
             (study / verdict_page.FOLDER).mkdir(parents=True, exist_ok=True)
             (study / "run").mkdir(exist_ok=True)
             (study / "run" / "summary.json").touch()
+        log.clear()
         drawn = pretended("draw", ["x.svg"])
         monkeypatch.setattr("analysis.plotting.bench.draw_table", drawn)
         monkeypatch.setattr("analysis.figures.inference.draw_file", pretended("inference", ["y.svg"]))
-        for name in ("draw_suite", "draw_stages"):
-            log.clear()
-            with said() as printed:
-                made[name](changed(config, suite="models", gpu__rehearse=True))
-            yield f"{name}: {log} {printed}"
+        with said() as printed:
+            bench.draw(Path("models.csv"))
+        yield f"draw: {log} {printed}"
 
     check(RECORDED / "handed_to_analysis.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
 
@@ -150,9 +159,6 @@ def test_costs():
         )
         for keys in (
             {"cost__lengths": []},
-            {"cost__lengths": [8, 0]},
-            {"data__seq_len": 0},
-            {"device": "x"},
             {"match": "x"},
         ):
             yield f"{keys}: {refusal(cost._checked, changed(config, **keys))}"
@@ -194,7 +200,7 @@ def test_ends_of_commands(monkeypatch):
             FileNotFoundError(errno.ENOENT, "No such file", "x", None, "y"),
         ):
 
-            def perform(configs, after, error=error):
+            def perform(configs, error=error):
                 if error is not None:
                     raise error
 
@@ -216,11 +222,7 @@ def test_ends_of_commands(monkeypatch):
             run_sweep=lambda all_: log.append(f"all {len(all_)}"),
         )
         alone = jobs.Job("alone", "", lambda config: log.append(f"one {config.seed}"), reads=("runs", "dry"))
-        monkeypatch.setattr(jobs, "_handed_over", {"pair": together, "alone": alone})
-        after = {
-            "pair": lambda config: log.append(f"after {config.seed}"),
-            "alone": lambda config: log.append("after"),
-        }
+        monkeypatch.setattr(cli, "find_job", {"pair": together, "alone": alone}.get)
         base = tiny_config()
         for name, configs in (
             ("pair", [changed(base, job="pair", seed=1)]),
@@ -230,7 +232,7 @@ def test_ends_of_commands(monkeypatch):
             ("both", [changed(base, job="alone"), changed(base, job="pair")]),
         ):
             log.clear()
-            cli.perform(configs, after)
+            cli.perform(configs)
             yield f"{name}: {log}"
         for job, keys in (
             ("pair", {"runs"}),
@@ -241,7 +243,7 @@ def test_ends_of_commands(monkeypatch):
         ):
             given = changed(base, job=job)
             given.given = frozenset(keys)
-            yield f"{job} {sorted(keys)}: {refusal(cli.perform, [given], {})}"
+            yield f"{job} {sorted(keys)}: {refusal(cli.perform, [given])}"
 
     check(RECORDED / "ends.txt", lines())
 
@@ -399,10 +401,10 @@ def test_a_verdict_compares_every_model_on_every_task_and_probes_those_runs(tmp_
     monkeypatch.setattr(verdict_stages, "check_contracts", lambda *_: [{"failed": "0"}])
     for name in ("measure_sizes", "measure_speeds"):
         monkeypatch.setattr(verdict_stages, name, lambda *_: None)
-    monkeypatch.setattr(compare, "run_sweep", compared.extend)
+    monkeypatch.setattr(compare, "compare", compared.extend)
     monkeypatch.setattr(probe, "run", probed.append)
     asked = tiny_study(tmp_path, name="default", block="kda", verdict__relative="none")
-    verdict.run_sweep([changed(asked, data__name=name) for name in ("mqar", "palindrome")])
+    verdict.judge([verdict.named(changed(asked, data__name=name)) for name in ("mqar", "palindrome")])
     assert [(config.data.name, config.model.pattern) for config in compared] == [
         ("mqar", "F"),
         ("mqar", "K"),
@@ -453,9 +455,6 @@ def test_prompts_and_summaries(tmp_path: Path):
         base = tiny_config().generate
         for keys in (
             {},
-            {"tokens": 0},
-            {"batch_size": 0},
-            {"chunk": 0},
             {"stop": ["a", ""]},
             {"out": str(tmp_path)},
             {"out": str(tmp_path / "no" / "x")},
@@ -623,7 +622,7 @@ def test_every_part_of_the_list_is_shown_by_its_own_word_and_alone(monkeypatch):
     """Each with the headings that it has in the whole list, in that order."""
     words = [
         *("mixers", "residuals", "channels", "presets", "sizes", "recipes", "experiments", "layouts"),
-        *("data", "tasks", "tokenizers", "events", "measures", "jobs"),
+        *("data", "tasks", "tokenizers", "events", "measures", "jobs", "figures"),
     ]
     headings = {}
     for word in (None, *words):

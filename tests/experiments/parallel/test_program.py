@@ -11,8 +11,7 @@ import psutil
 import pytest
 from support.program import Lab, Process, assert_same_run, differences, steady_rows
 
-from experiments.planning.checks import check_config
-from experiments.planning.plan import plan
+from experiments.planning.plan import check_config, plan
 from experiments.runs import FAILURE, RunFolder, read_metrics
 from zoo.files import read_rest, read_whole
 

@@ -10,7 +10,8 @@ import pytest
 from support.program import Lab
 
 from experiments.jobs import bench
-from experiments.planning import checks
+from experiments.planning.plan import check_config
+from zoo.errors import UserError
 
 JOBS = {
     "a run": ["model=transformer", "model.backend=flash_attn"],
@@ -58,10 +59,10 @@ def test_every_suite_uses_a_backend_or_refuses_it(lab: Lab):
 def test_cells_of_other_machines_are_refused_only_what_none_has(lab: Lab):
     """Whether a machine has a GPU and the package is known there alone."""
     (config,) = lab.compose("model=transformer", "model.backend=flash_attn", "sweep.engine=ray")
-    checks.check_config(config)
+    check_config(config)
     (config,) = lab.compose("model=kda_pure", "model.backend=flash_attn", "sweep.engine=ray")
-    with pytest.raises(checks.UserError, match="has no form 'flash_attn'"):
-        checks.check_config(config)
+    with pytest.raises(UserError, match="has no form 'flash_attn'"):
+        check_config(config)
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import json
 import pytest
 from support import identity_keys
 
-import experiments.planning.plan
+import experiments.planning.identity
 import zoo.config
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet, resolve_task
 from experiments.data.tasks_base import IGNORE
-from experiments.planning.plan import as_format_1, identify, plan, recorded_config, run_name
+from experiments.planning.identity import as_format_1, identify, recorded_config, run_name
+from experiments.planning.plan import plan
 from zoo import ModelConfig, registry
 from zoo.options import added
 
@@ -48,7 +49,7 @@ def with_options(monkeypatch):
         config = dataclasses.make_dataclass(
             "Config", [("model", model, dataclasses.field(default_factory=model))], bases=(Config,)
         )
-        for module in (identity_keys, experiments.planning.plan):
+        for module in (identity_keys, experiments.planning.identity):
             monkeypatch.setattr(module, "Config", config)
 
     return edit

@@ -13,15 +13,15 @@ import pytest
 from support.steady import changed, refusal, tiny_config
 
 from experiments.configuration.schema import Config, TrainerConfig
-from experiments.planning.plan import (
+from experiments.planning.identity import (
     TRAINER_KEYS,
-    Plan,
     identify,
     leaves,
     refuse_lost_values,
     run_name,
-    tell_other_settings,
+    tell_earlier,
 )
+from experiments.planning.plan import Plan
 from experiments.runs import RunFolder
 from zoo.errors import UserError
 from zoo.model import letters_of
@@ -103,7 +103,7 @@ def complete(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def said(capsys, *plans: Plan) -> str:
-    tell_other_settings(plans)
+    tell_earlier(plans)
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err

@@ -14,8 +14,9 @@ from support.program import ROOT, Lab, write_text
 
 from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import meta_model, resolve_steps
-from experiments.planning.plan import plan, run_name
+from experiments.costs.model_costs import meta_model
+from experiments.planning.identity import run_name
+from experiments.planning.plan import plan, resolve_steps
 from experiments.sweep import cell_names
 from experiments.system.paths import CONF
 from zoo import cost

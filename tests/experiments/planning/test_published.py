@@ -15,7 +15,7 @@ from analysis.comparing.verdicts import LEVELS
 from analysis.publishing import missing_parts
 from experiments.data.config import DataConfig
 from experiments.data.task_set import TaskSet
-from experiments.planning.plan import as_format_1, identify, recorded_config, run_name
+from experiments.planning.identity import as_format_1, identify, recorded_config, run_name
 from zoo import registry
 from zoo.config import from_dict
 from zoo.model import letters_of

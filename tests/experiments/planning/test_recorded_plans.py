@@ -12,19 +12,24 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
-from experiments.configuration.compose import architectures, studied_rate
-from experiments.costs.model_costs import derive_costs, resolve_steps
-from experiments.planning import checks
-from experiments.planning.plan import (
-    apply_match,
+from experiments.configuration.compose import architectures
+from experiments.costs.model_costs import derive_costs
+from experiments.planning.identity import (
     as_format_1,
     block_files,
-    from_record,
     identify,
-    plan,
     recorded_config,
     run_name,
-    tell_changed,
+    tell_earlier,
+)
+from experiments.planning.plan import (
+    _check_place,
+    apply_match,
+    check_config,
+    from_record,
+    plan,
+    resolve_steps,
+    studied_rate,
     to_record,
 )
 from zoo.errors import UserError
@@ -310,7 +315,7 @@ def test_what_plans_refuse(place: Path):
                 yield f"{name} {keys}: {planned.title}"
                 yield from differences(planned.config, usual)
         for results in ("book.txt", "book.txt/inside", "new/inside"):
-            yield f"{results}: {refusal(checks._check_place, changed(text, results=results))}".replace(
+            yield f"{results}: {refusal(_check_place, changed(text, results=results))}".replace(
                 str(place), "<place>"
             )
 
@@ -327,11 +332,11 @@ def test_a_model_is_checked_at_the_length_and_the_vocabulary_that_it_is_trained_
         model__pattern="G",
     )
     fits = changed(text, model__mixers__gsa__k_max=10)
-    checks.check_config(fits)
+    check_config(fits)
     with pytest.raises(UserError, match="k_min ≤ k_base ≤ k_max, not 9, 8, 16"):
-        checks.check_config(changed(text, model__mixers__gsa__k_min=9))
+        check_config(changed(text, model__mixers__gsa__k_min=9))
     with pytest.raises(UserError, match="k_min ≤ k_base ≤ k_max, not 4, 32, 10"):
-        checks.check_config(changed(fits, data__seq_len=256))
+        check_config(changed(fits, data__seq_len=256))
 
 
 def test_plans_as_records(place: Path):
@@ -370,7 +375,7 @@ def test_a_run_that_has_no_checkpoint_starts_anew_and_nothing_is_told_of_its_blo
     before = dict.fromkeys(block_files(planned.config.model, planned.letters), "0" * 16)
     planned.folder.begin(planned.yaml(), planned.identity, before)
     with said() as printed:
-        tell_changed([planned])
+        tell_earlier([planned])
     assert printed == []
 
 

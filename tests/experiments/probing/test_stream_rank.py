@@ -7,10 +7,10 @@ import torch
 from support.contract_cases import build, tokens
 
 from experiments.configuration.schema import ProbeConfig
-from experiments.planning.checks import check_probe
 from experiments.probing import probe_run
 from experiments.probing.probe_run import settings, stream_rank
 from zoo import ModelConfig, UserError
+from zoo.options import check_limits
 from zoo.probes import probe_model
 from zoo.probes.measure import Row, smallest_rank
 
@@ -64,5 +64,5 @@ def test_a_probed_run_says_it(tmp_path: Path):
 def test_the_share_decides_no_table():
     assert settings(ProbeConfig(stream_energy=0.5)) == settings(ProbeConfig())
     for value in (0.0, 1.5, float("nan")):
-        with pytest.raises(UserError, match=r"probe.stream_energy=.* must lie above 0 and at most at 1"):
-            check_probe(ProbeConfig(stream_energy=value))
+        with pytest.raises(UserError, match=r"probe.stream_energy=.* must be a number above 0 and at most 1"):
+            check_limits(ProbeConfig(stream_energy=value), "probe.")

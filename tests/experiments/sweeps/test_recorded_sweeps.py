@@ -11,11 +11,12 @@ from support.program import write_text
 from support.recorded import check
 from support.steady import changed, forget_texts, masked, refusal, said, tiny_config
 
-from experiments import sweep
+from experiments import engines, sweep
 from experiments.configuration.compose import architectures
 from experiments.engines.engine import FAILED, PAUSED, Engine, State
 from experiments.planning.plan import plan
 from experiments.sweep import run_sweep
+from experiments.training import execute
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -73,7 +74,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     forget_texts()
     write_text(tmp_path / "book.txt", 30)
-    monkeypatch.setattr(sweep, "_measure_peak", lambda config: None)
+    monkeypatch.setattr(execute.peak_flops, "peak", lambda device, cache: None)
     return tmp_path
 
 
@@ -123,14 +124,14 @@ def test_what_a_sweep_prints(place: Path, monkeypatch):
             if name == "all well":
                 states[plans[2].run] = [_complete({"test": {"loss": 2.0, "bits_per_byte": 3.0}})]
             monkeypatch.setattr(
-                sweep, "make_engine", lambda todo, states=states, log=log: _Pretended(states, log)
+                engines, "make_engine", lambda todo, states=states, log=log: _Pretended(states, log)
             )
             names = {planned.run: f"<run {n}>" for n, planned in enumerate(plans)}
             with said() as printed:
                 end = refusal(run_sweep, [*configs, configs[0]])
             yield from masked([f"{name}: {end}", *printed, *log], names)
             with said() as printed:
-                monkeypatch.setattr(sweep, "make_engine", lambda todo: 1 / 0)
+                monkeypatch.setattr(engines, "make_engine", lambda todo: 1 / 0)
                 again = refusal(run_sweep, configs)
             yield from masked([f"again: {again}", *printed], names)
 
@@ -146,7 +147,7 @@ def test_a_cell_that_was_complete_when_its_node_vanished_is_not_submitted_again(
         return State(ended=True, lost=True, why="its node is gone")
 
     engine = _Pretended({planned.run: [complete_and_lost]}, log)
-    monkeypatch.setattr(sweep, "make_engine", lambda todo: engine)
+    monkeypatch.setattr(engines, "make_engine", lambda todo: engine)
     with said() as printed:
         assert sweep.train_all([planned]) == []
     assert log == [f"submit {planned.run}", "close"]
@@ -155,7 +156,7 @@ def test_a_cell_that_was_complete_when_its_node_vanished_is_not_submitted_again(
 
 def test_every_text_of_a_sweep_is_prepared_once_before_its_cells(place: Path, monkeypatch):
     prepared: list[str] = []
-    monkeypatch.setattr(sweep.data, "prepare", lambda text, progress: prepared.append(text.path))
+    monkeypatch.setattr(execute.data, "prepare", lambda text, progress: prepared.append(text.path))
     one, other = _configs(2)
     cells = [one, other, changed(other, data__path="another.txt"), changed(other, optim__lr=0.1)]
     sweep._prepare([SimpleNamespace(config=config) for config in cells])
@@ -164,9 +165,12 @@ def test_every_text_of_a_sweep_is_prepared_once_before_its_cells(place: Path, mo
 
 def test_the_peak_is_measured_with_the_threads_that_cells_have(monkeypatch):
     done: list[object] = []
-    monkeypatch.setattr(sweep.torch, "set_num_threads", done.append)
-    monkeypatch.setattr(sweep.peak_flops, "peak", lambda device, cache: done.append(device.type))
-    sweep._measure_peak(tiny_config(trainer__threads=3))
+    monkeypatch.setattr(execute.data, "prepare", lambda text, progress: None)
+    monkeypatch.setattr(execute.torch, "set_num_threads", done.append)
+    monkeypatch.setattr(execute.peak_flops, "peak", lambda device, cache: done.append(device.type))
+    execute.prepare(tiny_config(trainer__threads=3))
+    assert done == [3, "cpu"]
+    execute.prepare(tiny_config(trainer__threads=4), trains=False)
     assert done == [3, "cpu"]
 
 

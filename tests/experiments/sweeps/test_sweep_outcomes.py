@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from support.program import Lab
 
-from experiments import sweep
+from experiments import engines, sweep
 from experiments.configuration.schema import Config
 from experiments.engines import pool
 from experiments.engines.engine import State
@@ -94,7 +94,7 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
         def state(self, planned: Plan) -> State:
             return State(ended=True, status=0)
 
-    monkeypatch.setattr(sweep, "make_engine", AtOnce)
+    monkeypatch.setattr(engines, "make_engine", AtOnce)
     sweep.run_sweep(lab.compose("--multirun", "seed=0,1,1,0", "sweep.workers=3"))
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out

@@ -11,9 +11,8 @@ from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data
 from experiments.compare.trials import with_settings
-from experiments.configuration.compose import at_rate, resolve_lr_min
 from experiments.configuration.schema import Config, OptimConfig
-from experiments.planning.plan import plan
+from experiments.planning.plan import at_rate, plan, resolve_lr_min
 from experiments.runs import RunFolder
 from experiments.scoring.text import score_split
 from experiments.training.lightning_modules import clip_gradients, lr_factor, parameter_groups
@@ -80,8 +79,8 @@ def test_a_selection_of_rates_leaves_the_ratio_to_the_plan():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["optim.lr_min_ratio=1.5"], "must be a share of optim.lr, from 0 to 1"),
-        (["optim.lr_min_ratio=nan"], "must be a share of optim.lr, from 0 to 1"),
+        (["optim.lr_min_ratio=1.5"], "must be at least 0 and at most 1"),
+        (["optim.lr_min_ratio=nan"], "must be at least 0 and at most 1"),
         (["optim.lr_min_ratio=0.1", "optim.lr_min=1e-5"], "leave one of them out"),
     ],
 )

@@ -773,7 +773,7 @@ def test_peaks(tmp_path: Path, monkeypatch):
 
 def test_notices_of_changed_blocks(place: Path, monkeypatch):
     """One line a file that changed under runs that are complete, and one for those that have begun."""
-    from experiments.planning.plan import block_files, tell_changed
+    from experiments.planning.identity import block_files, tell_earlier
 
     plans = [plan(tiny_config(**TEXT, seed=seed, model__pattern="K")) for seed in range(4)]
     own = block_files(plans[0].config.model, plans[0].letters)
@@ -786,7 +786,7 @@ def test_notices_of_changed_blocks(place: Path, monkeypatch):
             planned.folder.checkpoints.mkdir()
             (planned.folder.checkpoints / "x").touch()
     with said() as printed:
-        tell_changed(plans)
+        tell_earlier(plans)
     paths = [f"{sorted(own)} {[len(digest) for digest in own.values()]}"]
     names = {planned.run: f"<run {number}>" for number, planned in enumerate(plans)}
     check(RECORDED / "changed_blocks.txt", masked([*paths, *printed], {str(place): "<place>", **names}))
