@@ -24,6 +24,7 @@ from experiments.scoring.text import Score, count_scored, score_carried, score_s
 from experiments.system.processes import Bar, Sink
 from zoo.errors import UserError
 from zoo.io import read_card
+from zoo.options import check_limits
 
 # Synthetic tasks: the held-out sequences of a run, or those of other options.
 
@@ -154,6 +155,7 @@ def _task_named(own: DataConfig, text: DataConfig | None) -> DataConfig:
 
 def check_evaluate(options: EvaluateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
+    check_limits(options, "evaluate.")
     if not options.splits:
         raise UserError("evaluate.splits names nothing to score; give evaluate.splits=[validation,test]")
     for key in ("stride", "windows"):

@@ -210,7 +210,7 @@ def test_settings_of_text_are_refused(node: str, key: str):
     config = Config()
     config.data.name = "mqar"
     setattr(getattr(config, node), key, 4)
-    with pytest.raises(UserError, match=f"{node}.{key}=4 is of text, and data=mqar has none; leave it out"):
+    with pytest.raises(UserError, match=f"{node}.{key}=4 needs a text, and data=mqar has none; leave it out"):
         plan(config)
 
 

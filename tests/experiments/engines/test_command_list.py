@@ -163,7 +163,7 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
     ("words", "said"),
     [
         (["sweep.engine=slrum"], "did you mean 'slurm'"),
-        (["sweep.action=cancel"], "sweep.action=cancel is of sweep.engine=slurm and ray"),
+        (["sweep.action=cancel"], "sweep.action=cancel needs sweep.engine=slurm or ray"),
         (
             ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.action=submit"],
             "cluster=local is this machine",

@@ -82,5 +82,5 @@ def test_what_cannot_be_cut_is_refused(lab: Lab, words: list[str], said: str):
 @pytest.mark.slow
 def test_sequences_of_tasks_are_not_cut(task_lab: TaskLab):
     (config,) = task_lab.compose(*CUT)
-    with pytest.raises(UserError, match="trainer.context=2 needs a text, and data=mqar has none"):
+    with pytest.raises(UserError, match=r"trainer.context=2 needs a text, and data=mqar has none"):
         check_config(config)

@@ -212,7 +212,7 @@ def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs
             ["job=train", "trainer.keep_steps=[5,21]"],
             "trainer.keep_steps has 21; give steps from 1 to",
         ),
-        (["probe.temperature=-1"], "probe.temperature=-1.0 must be 0"),
+        (["probe.temperature=-1"], "probe.temperature=-1.0 must be at least 0"),
         (["probe.sentence= "], "probe.sentence is empty; give a text"),
         (["probe.routing_split=tests"], "did you mean 'test'?"),
         (["probe.routing_tokens=0"], "probe.routing_tokens=0 must be at least 1"),

@@ -171,7 +171,7 @@ def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
-        ("[test,validatoin]", "unknown split in evaluate.splits 'validatoin'; did you mean 'validation'?"),
+        ("[test,validatoin]", "unknown evaluate.splits[1] 'validatoin'; did you mean 'validation'?"),
         ("[]", "evaluate.splits names nothing to score"),
     ],
 )
