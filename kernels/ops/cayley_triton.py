@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import first_order
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import matrix_tile
 from kernels.triton_common.tuning import Tuned
 
@@ -123,6 +124,7 @@ _eliminated_tuned = Tuned(_cayley_eliminated, _TILES, ["SIZE"])
 _backward_tuned = Tuned(_cayley_backward, _TILES, ["SIZE"])
 
 
+@operator
 class _Cayley(torch.autograd.Function):
     @staticmethod
     def forward(ctx, raw):
@@ -132,15 +134,14 @@ class _Cayley(torch.autograd.Function):
             _closed_tuned[_grid](raw, q, raw.numel() // 16)
         else:
             _eliminated_tuned[_grid](raw, q, **_sizes(raw))
-        ctx.save_for_backward(q)
-        ctx.dtype = raw.dtype
+        ctx.save_for_backward(q, raw.new_empty(0))
         return q
 
     @staticmethod
     @first_order
     def backward(ctx, dq):
-        (q,) = ctx.saved_tensors
-        draw = torch.empty_like(q, dtype=ctx.dtype)
+        q, like = ctx.saved_tensors
+        draw = torch.empty_like(q, dtype=like.dtype)
         _backward_tuned[_grid](q, dq.contiguous(), draw, **_sizes(q))
         return draw
 
@@ -159,4 +160,4 @@ def cayley_triton(raw: Tensor) -> Tensor:
 
     raw [..., n, n], n ≤ 8, any floating dtype -> Q [..., n, n] in fp32.
     """
-    return _Cayley.apply(raw)
+    return _Cayley(raw)

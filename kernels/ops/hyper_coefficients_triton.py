@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kernels.autograd import first_order
 from kernels.triton_common import padded, sigmoid, spans, sum_rows
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_matrix, store_matrix, token_tile
 from kernels.triton_common.tuning import Tuned
 
@@ -237,6 +238,7 @@ def streams_gradients(
 # The backend.
 
 
+@operator
 class _Coefficients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, phi, scale, bias, eps, hand_on):
@@ -272,4 +274,7 @@ def hyper_coefficients_triton(
     streams [B, T, n, D], phi [2n + m, n·D], scale [3], bias [2n + m] -> [B, T, n], [B, T, n], [B, T, m] in fp32;
     with hand_on the streams, fourth.
     """
-    return _Coefficients.apply(streams, phi, scale, bias, eps, hand_on)
+    if torch.compiler.is_compiling() and hand_on:  # the compiler adds gradients up itself
+        return *hyper_coefficients_triton(streams, phi, scale, bias, eps=eps, hand_on=False), streams
+    returns = (True,) * (4 if hand_on else 3)
+    return _Coefficients(streams, phi, scale, bias, eps, hand_on, returns=returns)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.autograd import first_order
 from kernels.triton_common import sum_rows
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import (
     add_products,
     channel_tile,
@@ -108,6 +109,7 @@ _forward_tuned = Tuned(_post_forward, _TILES, ["D", "N", "STATIC"])
 _backward_tuned = Tuned(_post_backward, _TILES, ["D", "N", "STATIC"])
 
 
+@operator
 class _HyperPost(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, z, res, post):
@@ -154,4 +156,4 @@ def hyper_post_triton(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor)
     streams [B, T, n, D], z [B, T, D], h_res [B, T, n, n] or [n, n], h_post [B, T, n]
     -> [B, T, n, D] in the streams' dtype, computed in at least fp32.
     """
-    return _HyperPost.apply(streams, z, h_res, h_post)
+    return _HyperPost(streams, z, h_res, h_post)

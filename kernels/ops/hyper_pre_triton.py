@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.autograd import first_order
 from kernels.triton_common import spans, sum_rows
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import (
     add_products,
     channel_tile,
@@ -74,6 +75,7 @@ _forward_tuned = Tuned(_pre_forward, _TILES, ["D", "N"])
 _backward_tuned = Tuned(_pre_backward, _TILES, ["D", "N"])
 
 
+@operator
 class _HyperPre(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, h, hand_on):
@@ -204,6 +206,7 @@ _norm_forward_tuned = Tuned(_pre_norm_forward, _ROWS, ["D", "N"])
 _norm_backward_tuned = Tuned(_pre_norm_backward, _ROWS, ["D", "N"])
 
 
+@operator
 class HyperPreNorm(torch.autograd.Function):
     """u [B, T, D] of streams [B, T, n, D], h [B, T, n] and gain [D], and the streams where they are handed on."""
 
@@ -246,6 +249,9 @@ def hyper_pre_triton(
     streams [B, T, n, D], h_pre [B, T, n], gain [D] or None -> y [B, T, D] in the streams' dtype; with hand_on the
     streams too, second.
     """
+    if torch.compiler.is_compiling() and hand_on:  # the compiler adds gradients up itself
+        return hyper_pre_triton(streams, h_pre, gain=gain, eps=eps, hand_on=False), streams
+    returns = (True, True) if hand_on else (True,)
     if gain is None:
-        return _HyperPre.apply(streams, h_pre, hand_on)
-    return HyperPreNorm.apply(streams, h_pre, gain, eps, hand_on)
+        return _HyperPre(streams, h_pre, hand_on, returns=returns)
+    return HyperPreNorm(streams, h_pre, gain, eps, hand_on, returns=returns)

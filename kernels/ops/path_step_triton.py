@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton_common import padded
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 
 PROGRAMS = 512
@@ -159,6 +160,13 @@ def path_step_triton(
     q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], w [B, Hkv, K], beta [B, Hkv], g [B, H], forgotten [B, H, n]
     or None -> [B, H, V] in q's dtype; keys and forgotten are written in place.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    written = (1,) if forgotten is None else (1, 6)
+    return _step(q, keys, values, w, beta, g, forgotten, scale, writes=written)
+
+
+@operator
+def _step(q, keys, values, w, beta, g, forgotten, scale) -> Tensor:
     q, w, beta, g = (x if x is None else x.contiguous() for x in (q, w, beta, g))
     (batch, heads, width), (_, kv_heads, tokens, value_width) = q.shape, values.shape
     span = _span(batch * kv_heads, tokens)
@@ -177,7 +185,7 @@ def path_step_triton(
     tiles = _tiles(heads // kv_heads, width, value_width)
     _attend[(batch * kv_heads, parts)](
         q, keys, values, w, beta, g, forgotten, part_o, part_top, part_weight,
-        width**-0.5 if scale is None else scale,
+        scale,
         kv_heads, heads // kv_heads, tokens, parts, span, *strides,
         K=width, V=value_width, PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", **tiles,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.autograd import first_order
 from kernels.packing import chunk_table
 from kernels.triton_common import chunk_bounds, sigmoid, sum_rows
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tuning import Tuned
 
 # Device functions: a tile's bounds, and rows of inputs and of taps.
@@ -390,6 +391,7 @@ _step_tuned = Tuned(
 )
 
 
+@operator
 def short_conv_one_token(
     x: Tensor, weight: Tensor, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -412,6 +414,7 @@ def short_conv_one_token(
 # The backend.
 
 
+@operator
 class _ShortConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, state, cu_seqlens, silu):
@@ -462,5 +465,5 @@ def short_conv_triton(
         tensor is not None and tensor.requires_grad for tensor in (x, weight, state)
     )
     if x.shape[1] == 1 and cu_seqlens is None and not moves:
-        return short_conv_one_token(x, weight, state, activation == "silu")
-    return _ShortConv.apply(x, weight, state, cu_seqlens, activation == "silu")
+        return short_conv_one_token(x, weight, state, activation == "silu", returns=(True, True))
+    return _ShortConv(x, weight, state, cu_seqlens, activation == "silu", returns=(True, True))

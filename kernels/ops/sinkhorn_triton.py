@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import first_order
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import matrix_tile
 from kernels.triton_common.tuning import Tuned
 
@@ -96,6 +97,7 @@ _forward_tuned = Tuned(_sinkhorn_forward, _TILES, ["SIZE", "ITERS"])
 _backward_tuned = Tuned(_sinkhorn_backward, _TILES, ["SIZE", "ITERS"])
 
 
+@operator
 class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, raw, iters):
@@ -130,4 +132,4 @@ def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
 
     raw [..., n, n], any floating dtype -> [..., n, n] in fp32.
     """
-    return _Sinkhorn.apply(raw, iters)
+    return _Sinkhorn(raw, iters)

@@ -101,6 +101,7 @@ def _fault() -> str | None:
     return None
 
 
+@torch.compiler.assume_constant_result
 def interpreted() -> bool:
     """Say whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
     if fault() is not None:
@@ -142,21 +143,28 @@ def _refuses_one(x: Tensor) -> str | None:
     return None
 
 
+_FORMS: dict[tuple[str, str], dict[str, Callable]] = {}
+
+
 def lazily(module: str, name: str) -> Callable:
     """Return the function `name` of `module`, imported at its first call: importing Triton takes time.
 
-    torch.compile does not trace it: a kernel is compiled already, and choosing its tiles is ordinary Python.
+    torch.compile traces it as far as its operators (`kernels.triton_common.operators`).
     """
-
-    @functools.cache
-    def load() -> Callable:
-        choose_ptxas()
-        return torch.compiler.disable(getattr(importlib.import_module(module), name))
+    form = _FORMS[module, name] = {}  # by itself: a tracer that has read a dictionary misses what joins it
 
     def call(*args, **options):
-        return load()(*args, **options)
+        _load(module, name)
+        return form["run"](*args, **options)
 
     return call
+
+
+@torch.compiler.assume_constant_result
+def _load(module: str, name: str) -> None:
+    if not (form := _FORMS[module, name]):
+        choose_ptxas()
+        form["run"] = getattr(importlib.import_module(module), name)
 
 
 __all__ = ["interpreted", "lazily", "refusal"]

@@ -20,16 +20,19 @@ from torch.utils.checkpoint import checkpoint
 import kernels
 from kernels import ops
 from kernels.autograd import first_order
+from kernels.triton_common.operators import operator
 
 
 def backwards():
-    """Those of all autograd Functions in Triton modules, by name."""
+    """Those of all autograd Functions in Triton modules, by name; each is an operator for compilers."""
     for module in pkgutil.walk_packages(ops.__path__, "kernels.ops."):
         if "triton" not in module.name.rpartition(".")[2]:
             continue
         for name, x in vars(importlib.import_module(module.name)).items():
-            if isinstance(x, type) and issubclass(x, torch.autograd.Function) and x.__module__ == module.name:
-                yield f"{module.name}.{name}", x.backward
+            assert not (isinstance(x, type) and issubclass(x, torch.autograd.Function)), name
+            form = x.form if isinstance(x, operator) else None
+            if isinstance(form, type) and form.__module__ == module.name:
+                yield x.name, form.backward
 
 
 def test_every_backward_is_marked():

@@ -123,14 +123,15 @@ class KVCache(RowCache):
 class GroupedKVCache:
     """Keys and values in several lists per head, [B, H, G, rows, width], whose lengths may differ.
 
-    One list per (head, timeline): a token is appended to one list of each head. `lengths` is int64 [B, H, G].
+    One list per (head, timeline): a token is appended to one list of each head. `lengths` is int64 [B, H, G], and
+    `longest` the rows that any list has at most: by it a step on a GPU knows what to read and does not wait for it.
     """
 
     def __init__(self, batch, heads, groups, width, *, rows=0, device=None, dtype=torch.float32) -> None:
         self.keys = torch.zeros(batch, heads, groups, rows, width, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.zeros(batch, heads, groups, device=device, dtype=torch.int64)
-        self.appended = 0
+        self.appended = self.longest = 0
 
     @property
     def batch(self) -> int:
@@ -148,7 +149,10 @@ class GroupedKVCache:
     def append(self, group: Tensor, keys: Tensor, values: Tensor) -> None:
         """Append T tokens' keys and values [B, T, H, width] to their lists group [B, T, H]."""
         row = self.places(group)
-        self._make_room(int(row.max()) + 1)
+        self.longest += group.shape[1]
+        if not torch.compiler.is_compiling() and self.longest > self.keys.shape[3]:
+            self.longest = int(torch.maximum(self.lengths.max(), row.max() + 1))
+        self._make_room(self.longest)
         at = (*self._index(group), group, row)
         self.keys[at] = keys.to(self.keys.dtype)
         self.values[at] = values.to(self.values.dtype)
@@ -159,7 +163,8 @@ class GroupedKVCache:
         """Keys, values [B, H, n, width] of the lists group [B, H], and which of the n rows are filled [B, H, n]."""
         at = (*(axis[:, 0] for axis in self._index(group[:, None])), group)
         lengths = self.lengths[at]
-        rows = int(lengths.max())
+        waits = lengths.device.type != "cpu" or torch.compiler.is_compiling()
+        rows = self.longest if waits else int(lengths.max())
         filled = torch.arange(rows, device=group.device) < lengths[..., None]
         return self.keys[:, :, :, :rows][at], self.values[:, :, :, :rows][at], filled
 
@@ -186,11 +191,12 @@ class GroupedKVCache:
         rows = -(-tokens // self.lengths.shape[-1])
         self._make_room(rows)
         self.lengths.fill_(rows)
-        self.appended = tokens
+        self.appended, self.longest = tokens, rows
 
     def _with(self, keys: Tensor, values: Tensor, lengths: Tensor) -> GroupedKVCache:
         out = GroupedKVCache.__new__(GroupedKVCache)
         out.keys, out.values, out.lengths, out.appended = keys, values, lengths, self.appended
+        out.longest = keys.shape[3]
         return out
 
     def _make_room(self, rows: int) -> None:

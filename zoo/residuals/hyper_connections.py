@@ -71,6 +71,7 @@ def takes_step(x: Tensor, backend: str) -> bool:
         and backend in ("auto", "torch")
         and x.dtype in (torch.float32, torch.float64)
         and not autocasts(x)
+        and not torch.compiler.is_compiling()  # numbers are of Python, and a graph has none
     )
 
 

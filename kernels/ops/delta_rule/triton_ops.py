@@ -32,8 +32,10 @@ from kernels.ops.delta_rule.triton_forward import (
 )
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.packing import ChunkLayout
+from kernels.triton_common.operators import operator
 
 
+@operator
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, initial, cu_seqlens, scale, keep_state):
@@ -91,5 +93,7 @@ def delta_rule_triton(
         x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
     )
     if q.shape[1] == 1 and cu_seqlens is None and not moves:
-        return delta_rule_one_token(Inputs(q, k, v, g, beta), scale, initial_state, output_final_state)
-    return _DeltaRule.apply(q, k, v, g, beta, initial_state, cu_seqlens, scale, output_final_state)
+        given = (q, k, v, g, beta, scale, initial_state, output_final_state)
+        return delta_rule_one_token(*given, returns=(True, output_final_state))
+    given = (q, k, v, g, beta, initial_state, cu_seqlens, scale, output_final_state)
+    return _DeltaRule(*given, returns=(True, output_final_state))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.ops.delta_rule.triton_forward import Inputs, head_state
 from kernels.triton_common import padded
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_matrix, store_matrix
 from kernels.triton_common.tuning import Tuned
 
@@ -71,15 +72,23 @@ STEP_TILES = [
 _step_tuned = Tuned(_step, STEP_TILES, ["K", "V", "SHARED"])
 
 
+@operator
 def delta_rule_one_token(
-    x: Inputs, scale: float, initial: Tensor | None, keep_state: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float,
+    initial: Tensor | None,
+    keep_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `kernels.delta_rule` of T = 1, without gradients.
 
-    x as in `Inputs`; initial [B, H, K, V] or None. Returns o [B, 1, H, V] in v's dtype and, if `keep_state`, the state
-    [B, H, K, V] after the token in fp32, else None.
+    q, k, v, g, beta as in `Inputs`; initial [B, H, K, V] or None. Returns o [B, 1, H, V] in v's dtype and, if
+    `keep_state`, the state [B, H, K, V] after the token in fp32, else None.
     """
-    x = Inputs(*(y.contiguous() for y in x))
+    x = Inputs(*(y.contiguous() for y in (q, k, v, g, beta)))
     initial = None if initial is None else initial.contiguous()
     batch, widths = len(x.q), x.widths
     o = x.v.new_empty(batch, 1, x.heads, widths["V"])

@@ -47,6 +47,7 @@ from kernels.ops.sparse_attention.select import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_masked import Selection, chosen_keys, key_span, masks, selection_of
 from kernels.packing import boundaries, chunk_table
 from kernels.triton_common import chunk_bounds, padded, sum_rows
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -481,28 +482,45 @@ class _Sums(NamedTuple):
     weights: Tensor
 
 
+@operator
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, selection, lse, scale, scores, cu_seqlens, learns
+        ctx,
+        q_idx,
+        k_idx,
+        w_idx,
+        bias,
+        tau,
+        q,
+        k,
+        indices,
+        bits,
+        keys,
+        queries,
+        lse,
+        scale,
+        scores,
+        cu_seqlens,
+        learns,
     ):
+        selection = None if bits is None else Selection(bits, keys, queries)
         indexer = (*alike(*_fp16_to_fp32(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         indices = None if indices is None else indices.contiguous()
         call = _Call(q.contiguous(), k.contiguous(), indexer, indices, selection, scale, scores, cu_seqlens)
         loss, gradients = _loss_and_gradients(call, lse, learns)
-        ctx.save_for_backward(*gradients)
-        ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
+        ctx.save_for_backward(*gradients, *(x.new_empty(0) for x in (q_idx, k_idx, w_idx, bias, tau)))
         return loss
 
     @staticmethod
     @first_order
     def backward(ctx, grad):
         scaled = []
-        for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
-            out = torch.empty_like(x, dtype=dtype)
+        for x, like in zip(ctx.saved_tensors[:5], ctx.saved_tensors[5:], strict=True):
+            out = torch.empty_like(x, dtype=like.dtype)
             scale_by[(triton.cdiv(x.numel(), 1024),)](x, grad, out, x.numel(), BLOCK=1024)
             scaled.append(out)
-        return *scaled, *(None,) * 9
+        return *scaled, *(None,) * 11
 
 
 def _fp16_to_fp32(*tensors: Tensor) -> list[Tensor]:
@@ -629,5 +647,5 @@ def indexer_kl_triton(
         and masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2])
     ):
         selection = selection_of(indices, k.shape[1])
-    inputs = (*indexer, q.detach(), k.detach(), indices, selection, lse)
-    return _IndexerKL.apply(*inputs, scale, scores, cu_seqlens, learns)
+    inputs = (*indexer, q.detach(), k.detach(), indices, *(selection or (None, None, None)), lse)
+    return _IndexerKL(*inputs, scale, scores, cu_seqlens, learns)

@@ -22,6 +22,7 @@ from torch import Tensor
 from kernels.ops.lightning_topk.scores import AdaptiveK
 from kernels.packing import boundaries, chunk_table
 from kernels.triton_common import chunk_bounds, padded, sigmoid
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -402,9 +403,16 @@ def lightning_topk_triton(
 
     q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
     """
-    q_idx, k_idx = alike(q_idx.detach(), k_idx.detach())
-    counts, rule = (k.contiguous(), None) if isinstance(k, Tensor) else (None, k)
+    counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
     settings = (rule.base, rule.least, rule.most, rule.beta, rule.reference) if rule else (1, 1, 1, 1.0, 1.0)
+    given = (x.detach() for x in (q_idx, k_idx, w_idx, bias))
+    return _select(*given, counts, k_max, rule.rule if rule else "given", scores, cu_seqlens, *settings)
+
+
+@operator
+def _select(q_idx, k_idx, w_idx, bias, counts, k_max, rule, scores, cu_seqlens, *settings) -> Tensor:
+    q_idx, k_idx = alike(q_idx, k_idx)
+    counts = None if counts is None else counts.contiguous()
     sizes = index_sizes(q_idx)
     table = chunk_table(q_idx, cu_seqlens, sizes["BQ"])
     programs, size = min(len(table), PROGRAMS), _capacity(k_max, k_idx.shape[1])
@@ -413,9 +421,9 @@ def lightning_topk_triton(
     )
     indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
     select_tuned[(programs,)](
-        q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, indices, buffer, scratch, table,
+        q_idx, k_idx, w_idx.contiguous(), bias.contiguous(), counts, indices, buffer, scratch, table,
         boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), len(table), q_idx.shape[-1] ** -0.5, *settings,
-        K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None, SCORES=scores,
+        K_MAX=k_max, RULE=rule, PACKED=cu_seqlens is not None, SCORES=scores,
         CAPACITY=size, ROWS=max(1, min(sizes["BQ"], PRUNED // size)), **sizes,
     )  # fmt: skip
     return indices

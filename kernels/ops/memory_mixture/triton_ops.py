@@ -7,8 +7,6 @@ gradients, as in decoding, has a kernel of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +18,7 @@ from kernels.ops.delta_rule.triton_ops import delta_rule_triton
 from kernels.ops.delta_rule.triton_step import STEP_TILES, delta_step
 from kernels.ops.memory_mixture.torch_form import Visits, sort_visits
 from kernels.triton_common import padded
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_matrix, store_matrix
 from kernels.triton_common.tuning import Tuned
 
@@ -95,6 +94,7 @@ def row_grid(rows: int, width: int):
     return lambda meta: (triton.cdiv(rows, meta["BT"]), triton.cdiv(width, meta["BD"]))
 
 
+@operator
 class Mix(torch.autograd.Function):
     """Outputs of all visits x [1, P, H, V], weights [B, T, R] -> o [B, T, H, V]."""
 
@@ -132,23 +132,11 @@ def mix(x: Tensor, weights: Tensor | None, places: Tensor, shape: tuple[int, ...
 # route) pair; its place is its index on the axis that `sort_visits` sorts.
 
 
-@dataclass(frozen=True)
-class Routing:
-    """The places of a call's visits, as integers.
-
-    visits  the sorted axis
-    place   int32 [B·T·M], the place of every (token, memory)'s visit; −1: there is none
-    """
-
-    visits: Visits
-    place: Tensor
-
-    @staticmethod
-    def of(visits: Visits, entries: int) -> Routing:
-        """Invert `visits.entry` over so many (token, memory) pairs."""
-        place = torch.full((entries,), -1, dtype=torch.int32, device=visits.entry.device)
-        number = torch.arange(len(visits.entry), dtype=torch.int32, device=visits.entry.device)
-        return Routing(visits, place.scatter(0, visits.entry, number))
+def inverse(visits: Visits, entries: int) -> Tensor:
+    """The place of every (token, memory)'s visit, int32 [B·T·M] = [entries]; −1: there is none."""
+    place = torch.full((entries,), -1, dtype=torch.int32, device=visits.entry.device)
+    number = torch.arange(len(visits.entry), dtype=torch.int32, device=visits.entry.device)
+    return place.scatter(0, visits.entry, number)
 
 
 @triton.jit
@@ -210,21 +198,23 @@ _gather_tuned = Tuned(_gather, ROW_TILES, ["QW", "VW"])
 _scatter_tuned = Tuned(_scatter, ROW_TILES, ["QW", "VW"])
 
 
+@operator
 class Gather(torch.autograd.Function):
     """q [B, T, H, K], k, v, g, beta [B, T, M, H, ...] -> the same of all P visits, [1, P, H, ...]."""
 
     @staticmethod
-    def forward(ctx, q, k, v, g, beta, routing: Routing):
+    def forward(ctx, q, k, v, g, beta, token, entry, places, place):
         """Gather the inputs of all visits."""
         given = [x.contiguous() for x in (q, k, v, g, beta)]
-        visits, heads = len(routing.visits.entry), beta.shape[3]
+        visits, heads = len(entry), beta.shape[3]
         sorted_ = [x.new_empty(1, visits, heads, *x.shape[4:]) for x in given[1:]]
         sorted_ = [q.new_empty(1, visits, *q.shape[2:]), *sorted_]
         q_width, v_width = heads * q.shape[3], heads * v.shape[4]
         _gather_tuned[row_grid(visits, max(q_width, v_width))](
-            *given, *sorted_, routing.visits.token, routing.visits.entry, visits, q_width, v_width, heads
+            *given, *sorted_, token, entry, visits, q_width, v_width, heads
         )
-        ctx.routing, ctx.shapes = routing, [x.shape for x in given]
+        ctx.save_for_backward(places, place)
+        ctx.shapes = [list(x.shape) for x in given]
         return tuple(sorted_)
 
     @staticmethod
@@ -232,14 +222,15 @@ class Gather(torch.autograd.Function):
     def backward(ctx, *gradients):
         """Sum the gradient of q over a token's visits, and scatter those of k, v, g and beta."""
         d_q, *given = (x.contiguous() for x in gradients)
+        places, place = ctx.saved_tensors
         q_shape, *shapes = ctx.shapes
         outs = [x.new_empty(shape) for x, shape in zip(given, shapes, strict=True)]
-        entries, heads = len(ctx.routing.place), q_shape[2]
+        entries, heads = len(place), q_shape[2]
         q_width, v_width = heads * q_shape[3], heads * shapes[1][4]
         _scatter_tuned[row_grid(entries, max(q_width, v_width))](
-            *given, *outs, ctx.routing.place, entries, q_width, v_width, heads
+            *given, *outs, place, entries, q_width, v_width, heads
         )
-        return mix(d_q, None, ctx.routing.visits.places, q_shape), *outs, None
+        return mix(d_q, None, places, q_shape), *outs, None, None, None, None
 
 
 # One token of the mixture of memories for every sequence, as in decoding.
@@ -294,6 +285,7 @@ def _step(
 _step_tuned = Tuned(_step, STEP_TILES, ["K", "V", "M"])
 
 
+@operator
 def memory_mixture_one_token(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, routes: Tensor, weights: Tensor, scale: float,
     initial: Tensor | None, keep_state: bool,
@@ -347,17 +339,16 @@ def memory_mixture_triton(
     given = (q, k, v, g, beta, weights, initial_state)
     moves = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     if q.shape[1] == 1 and cu_seqlens is None and not moves:
-        return memory_mixture_one_token(
-            q, k, v, g, beta, routes, weights, scale, initial_state, output_final_state
-        )
+        given = (q, k, v, g, beta, routes, weights, scale, initial_state, output_final_state)
+        return memory_mixture_one_token(*given, returns=(True, output_final_state))
     visits = sort_visits(routes, memories, cu_seqlens)
-    routing = Routing.of(visits, beta.shape[0] * beta.shape[1] * memories)
+    place = inverse(visits, beta.shape[0] * beta.shape[1] * memories)
     x, state = delta_rule_triton(
-        *Gather.apply(q, k, v, g, beta, routing),
+        *Gather(q, k, v, g, beta, visits.token, visits.entry, visits.places, place, returns=(True,) * 5),
         scale=scale,
         initial_state=None if initial_state is None else initial_state.flatten(0, 1),
         output_final_state=output_final_state,
         cu_seqlens=visits.cu_seqlens,
     )
-    o = Mix.apply(x, weights, visits.places)
+    o = Mix(x, weights, visits.places)
     return o, None if state is None else state.unflatten(0, (-1, memories))

@@ -35,8 +35,10 @@ from kernels.ops.mesa.triton_forward import RESIDENT, Precisions, States, Tokens
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.packing import ChunkLayout
 from kernels.triton_common import interpreted, sum_rows
+from kernels.triton_common.operators import operator
 
 
+@operator
 class _Mesa(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, lamb, h_kk, h_kv, cg_steps, output_final_state, cu_seqlens):
@@ -55,16 +57,17 @@ class _Mesa(torch.autograd.Function):
         starts = _start_states(tokens, initial, final, layout, precisions)
         x = solve(q, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.systems)
         o = read(x, tokens, starts.h_kv, q.dtype, layout, precisions.others)
-        ctx.save_for_backward(x, lamb, *tokens, *initial, *layout)
-        ctx.settings = cg_steps, precisions, q.dtype
+        ctx.save_for_backward(x, lamb, *tokens, *initial, *layout, q.new_empty(0))
+        ctx.settings = cg_steps, *precisions
         return o, *final
 
     @staticmethod
     @first_order
     def backward(ctx, do, dfinal_kk, dfinal_kv):
-        x, lamb, *saved = ctx.saved_tensors
+        x, lamb, *saved, like = ctx.saved_tensors
         tokens, initial, layout = Tokens(*saved[:4]), States(*saved[4:6]), ChunkLayout(*saved[6:])
-        cg_steps, precisions, dtype = ctx.settings
+        cg_steps, *precisions = ctx.settings
+        precisions, dtype = Precisions(*precisions), like.dtype
         k, v, g, _ = tokens
         do = torch.zeros(v.shape, dtype=dtype, device=v.device) if do is None else do.contiguous()
         dfinal = States(*(y if y is None else y.contiguous() for y in (dfinal_kk, dfinal_kv)))
@@ -126,6 +129,8 @@ def mesa_triton(
     tensors = q, k, v, g, beta, lamb
     moving = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *state))
     if q.shape[1] == 1 and cu_seqlens is None and not moving:
-        return mesa_step(*tensors, cg_steps, state, output_final_state)
-    o, *final = _Mesa.apply(*tensors, *state, cg_steps, output_final_state, cu_seqlens)
+        run, given = mesa_step, (*tensors, *state, cg_steps, output_final_state)
+    else:
+        run, given = _Mesa, (*tensors, *state, cg_steps, output_final_state, cu_seqlens)
+    o, *final = run(*given, returns=(True, output_final_state, output_final_state))
     return o, tuple(final) if output_final_state else None

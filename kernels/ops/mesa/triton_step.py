@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.ops.mesa.triton_forward import RESIDENT, load_state, load_symmetric
 from kernels.triton_common import padded
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
@@ -138,6 +139,7 @@ _step_in_tiles = Tuned(
 )
 
 
+@operator
 def mesa_step(
     q: Tensor,
     k: Tensor,
@@ -145,17 +147,18 @@ def mesa_step(
     g: Tensor,
     beta: Tensor,
     lamb: Tensor,
+    h_kk: Tensor | None,
+    h_kv: Tensor | None,
     cg_steps: int,
-    state: tuple[Tensor | None, Tensor | None],
     output_final_state: bool,
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute `kernels.mesa` of T = 1, without gradients, one program a sequence and head.
 
-    q, k [B, 1, H, K], v [B, 1, H, V], g, beta [B, 1, H], lamb [H, K], state (H [B, H, K, K], G [B, H, K, V]) or Nones.
-    Returns o [B, 1, H, V] in q's dtype and, if `output_final_state`, (H, G) in fp32, else None.
+    q, k [B, 1, H, K], v [B, 1, H, V], g, beta [B, 1, H], lamb [H, K], H [B, H, K, K] and G [B, H, K, V] or
+    Nones. Returns o [B, 1, H, V] in q's dtype and, if `output_final_state`, H and G in fp32, else Nones.
     """
     q, k, v, g, beta, lamb = (x.contiguous() for x in (q, k, v, g, beta, lamb))
-    state = [x if x is None else x.contiguous() for x in state]
+    state = [x if x is None else x.contiguous() for x in (h_kk, h_kv)]
     (sequences, _, heads, width), value_width = q.shape, v.shape[3]
     o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     columns, in_tiles = padded(width), width > RESIDENT
@@ -169,4 +172,4 @@ def mesa_step(
         q, k, v, g, beta, lamb, *state, o, *final, cg_steps, heads, width, value_width,
         BK=columns, **tiles,
     )  # fmt: skip
-    return o, tuple(final) if output_final_state else None
+    return (o, *final) if output_final_state else (o, None, None)

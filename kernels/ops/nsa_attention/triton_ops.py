@@ -15,6 +15,8 @@ Saved: the inputs, the branches' outputs and log-sum-exps, the chosen blocks.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -34,6 +36,7 @@ from kernels.ops.nsa_attention.triton_forward import (
 )
 from kernels.packing import boundaries
 from kernels.triton_common import padded
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, store_rows
 
 Pair = tuple[Tensor, Tensor]
@@ -92,9 +95,11 @@ def _dense_branches(
     return coarse, near
 
 
+@operator
 class _NSA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, q_rotated, kc, vc, ks, vs, kw, vw, gates, sizes, scale, cu_seqlens):
+    def forward(ctx, q, q_rotated, kc, vc, ks, vs, kw, vw, gates, scale, cu_seqlens, *sizes):
+        sizes, ctx.sizes = Sizes(*sizes), sizes
         turned = q if q_rotated is None else q_rotated
         compressed, selected, sliding = _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw)
         coarse, near = _dense_branches(q, kc, ks, kw, sizes, cu_seqlens)
@@ -107,7 +112,7 @@ class _NSA(torch.autograd.Function):
         _mix[grid](first[0], second[0], third[0], gates, out, **options)
         inputs = (q, q_rotated, kc, vc, ks, vs, kw, vw, gates)
         ctx.save_for_backward(*inputs, *first, *second, *third, chosen, cu_seqlens)
-        ctx.sizes, ctx.scale = sizes, scale
+        ctx.scale = scale
         return out
 
     @staticmethod
@@ -115,9 +120,9 @@ class _NSA(torch.autograd.Function):
     def backward(ctx, do):
         *inputs, oc, lc, os, ls, ow, lw, chosen, cu_seqlens = ctx.saved_tensors
         q, q_rotated, kc, vc, ks, vs, kw, vw, gates = inputs
-        turned = q if q_rotated is None else q_rotated
+        turned, sizes = q if q_rotated is None else q_rotated, Sizes(*ctx.sizes)
         compressed, selected, sliding = _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw)
-        coarse, near = _dense_branches(q, kc, ks, kw, ctx.sizes, cu_seqlens)
+        coarse, near = _dense_branches(q, kc, ks, kw, sizes, cu_seqlens)
         do, dgates = do.contiguous(), torch.empty_like(gates)
         delta = torch.empty(gates.shape, dtype=torch.float32, device=gates.device)
         grid, options = _by_rows(gates, vs.shape[3])
@@ -127,9 +132,9 @@ class _NSA(torch.autograd.Function):
         dq, *d_compressed = dense_backward(compressed, to_coarse, coarse, *rest)
         before = dq if q_rotated is None else None
         d_turned, *d_sliding = dense_backward(sliding, to_near, near, *rest, before)
-        d_turned, *d_selected = selected_backward(selected, to_fine, chosen, ctx.sizes, *rest, d_turned)
+        d_turned, *d_selected = selected_backward(selected, to_fine, chosen, sizes, *rest, d_turned)
         dq, d_turned = (d_turned, None) if q_rotated is None else (dq, d_turned)
-        return dq, d_turned, *d_compressed, *d_selected, *d_sliding, dgates, None, None, None
+        return dq, d_turned, *d_compressed, *d_selected, *d_sliding, dgates, *(None,) * (2 + len(ctx.sizes))
 
 
 def _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw) -> tuple[BranchInputs, BranchInputs, BranchInputs]:
@@ -157,4 +162,4 @@ def nsa_attention_triton(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = (q, None if q_rotated is q else q_rotated, *compressed, *selected, *sliding, gates)
     inputs = [None if x is None else x.contiguous() for x in inputs]
-    return _NSA.apply(*inputs, sizes, scale, cu_seqlens)
+    return _NSA(*inputs, scale, cu_seqlens, *dataclasses.astuple(sizes))

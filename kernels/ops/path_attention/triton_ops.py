@@ -38,6 +38,7 @@ from kernels.ops.path_attention.triton_forward import (
     products_back,
     turn_gradients,
 )
+from kernels.triton_common.operators import operator
 
 # The two scales of the backward, near and far: what each keeps and launches (triton_backward.py explains).
 
@@ -257,6 +258,7 @@ def through_blocks(
     return dq, dk, dw, dbeta, dg
 
 
+@operator
 class _PathAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, w, beta, g, scale, cu_seqlens):
@@ -303,4 +305,4 @@ def path_attention_triton(
     None -> [B, T, H, V] in q's dtype.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _PathAttention.apply(q, k, v, w, beta, g, scale, cu_seqlens)
+    return _PathAttention(q, k, v, w, beta, g, scale, cu_seqlens)

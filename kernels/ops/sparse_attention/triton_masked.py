@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kernels.autograd import first_order
 from kernels.triton_common import padded, sigmoid
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -65,6 +66,11 @@ def masks(queries_heads: int, kv_heads: int, keys: int, places: int) -> bool:
 
 def selection_of(indices: Tensor, keys: int) -> Selection:
     """Return the selection that lists [B, Tq, n] make among `keys` keys, −1 where a place is unused."""
+    return Selection(*_selection(indices, keys, returns=(True,) * 3))
+
+
+@operator
+def _selection(indices: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     batch, queries, places = indices.shape
     indices, blocks = indices.contiguous(), triton.cdiv(keys, BLOCK.value)
     int32 = {"dtype": torch.int32, "device": indices.device}
@@ -72,7 +78,7 @@ def selection_of(indices: Tensor, keys: int) -> Selection:
     ends, spans = torch.empty(batch, queries, 2, **int32), torch.empty(batch, blocks, 2, **int32)
     _set_bits[(batch * queries,)](indices, bits, ends, places, bits.shape[2], keys, BN=1024)
     _query_spans[(blocks, batch)](ends, spans, queries, blocks, BN=1024)
-    return Selection(bits, ends, spans)
+    return bits, ends, spans
 
 
 @triton.jit
@@ -313,6 +319,7 @@ key_gradients_tuned = Tuned(
 )
 
 
+@operator
 class _MaskedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, gate, scale, *selection):
@@ -382,4 +389,4 @@ def masked_attention(
     q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], gate_logits [B, Tq, H, V] or None -> [B, Tq, H, V] in q's
     dtype, computed in fp32, and log Σ exp of every query and head, fp32 [B, Tq, H].
     """
-    return _MaskedAttention.apply(q, k, v, gate_logits, scale, *selection)
+    return _MaskedAttention(q, k, v, gate_logits, scale, *selection, returns=(True, True))

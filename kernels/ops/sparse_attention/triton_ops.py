@@ -34,6 +34,7 @@ from kernels.autograd import first_order
 from kernels.ops.sparse_attention.select import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_masked import masked_attention, masks, selection_of
 from kernels.triton_common import padded, sigmoid
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -230,6 +231,7 @@ MOST_HEADS = 64
 """Query heads of a program; a larger group takes several."""
 
 
+@operator
 class _SparseAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, indices, gate, scale):
@@ -301,4 +303,4 @@ def sparse_attention_triton(
     if masks(q.shape[2], k.shape[2], k.shape[1], indices.shape[2]):
         selection = selection_of(indices, k.shape[1])
         return masked_attention(q, k, v, selection, gate_logits=gate_logits, scale=scale)[0]
-    return _SparseAttention.apply(q, k, v, indices, gate_logits, scale)
+    return _SparseAttention(q, k, v, indices, gate_logits, scale)

@@ -17,9 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import first_order
+from kernels.dispatch import only_sizes
 from kernels.ops.attention import segment_attention
 from kernels.ops.timeline_attention.torch_form import Timelines, attend_by_plugin
 from kernels.plugins import flash, varlen
+from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -175,6 +177,13 @@ _count_tuned = Tuned(_timeline_count, _SORT_TILES, ["HEADS", "TIMELINES"])
 _place_tuned = Tuned(_timeline_place, _SORT_TILES, ["HEADS", "TIMELINES"])
 
 
+@operator
+def _sorted(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+    """The tensors of `sort_timelines_triton`."""
+    timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
+    return timelines.order, timelines.places, timelines.positions, timelines.cu_seqlens
+
+
 def sort_timelines_triton(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> Timelines:
     """Compute `sort_timelines` by kernels alone: PyTorch allocates. The assignment may have any strides.
 
@@ -324,52 +333,52 @@ _put_back_tuned = Tuned(_timeline_put_back, _TILES, ["V"])
 _put_back_backward_tuned = Tuned(_timeline_put_back_backward, _TILES, ["V"])
 
 
+@operator
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, timelines, base):
+    def forward(ctx, q, k, v, order, places, positions, base):
         q, k, v = (x.contiguous() for x in (q, k, v))
-        places = len(timelines.order)
-        there = [x.new_empty(places, 1, x.shape[-1]) for x in (q, k, v)]
-        ctx.turn = (timelines.positions, _frequencies(q.shape[-1], base, q.device))
-        ctx.places, ctx.shapes, ctx.sizes = (
-            timelines.places,
-            [x.shape for x in (q, k, v)],
-            _sizes(q, k, v, base),
-        )
-        _gather_tuned[lambda meta: (triton.cdiv(places, meta["BM"]),)](
-            q, k, v, *there, timelines.order, *ctx.turn, places, **ctx.sizes
+        rows = len(order)
+        there = [x.new_empty(rows, 1, x.shape[-1]) for x in (q, k, v)]
+        turn = (positions, _frequencies(q, base))
+        ctx.shapes, ctx.sizes, ctx.base = [list(x.shape) for x in (q, k, v)], _sizes(q, k, v, base), base
+        ctx.save_for_backward(places, positions)
+        _gather_tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
+            q, k, v, *there, order, *turn, rows, **ctx.sizes
         )
         return tuple(there)
 
     @staticmethod
     @first_order
     def backward(ctx, *there):
-        there = [x.contiguous() for x in there]
+        there, (places, positions) = [x.contiguous() for x in there], ctx.saved_tensors
+        turn = (positions, _frequencies(there[0], ctx.base))
         gradients = [x.new_empty(shape) for x, shape in zip(there, ctx.shapes, strict=True)]
-        rows = len(ctx.places) // ctx.sizes["GROUP"]
+        rows = len(places) // ctx.sizes["GROUP"]
         _gather_backward_tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
-            *there, *gradients, ctx.places, *ctx.turn, rows, **ctx.sizes
+            *there, *gradients, places, *turn, rows, **ctx.sizes
         )
-        return *gradients, None, None
+        return *gradients, None, None, None, None
 
 
+@operator
 class _PutBack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, there, weight, timelines, shape):
+    def forward(ctx, there, weight, places, *shape):
         there, weight = there.contiguous(), None if weight is None else weight.contiguous()
         o = there.new_empty(*shape, there.shape[-1])
-        ctx.save_for_backward(*(() if weight is None else (there, weight)))
-        ctx.places, ctx.shape = timelines.places, there.shape
-        _launch(_put_back_tuned, there, weight, o, ctx.places)
+        ctx.save_for_backward(places, *((None, None) if weight is None else (there, weight)))
+        ctx.shape = list(there.shape)
+        _launch(_put_back_tuned, there, weight, o, places)
         return o
 
     @staticmethod
     @first_order
     def backward(ctx, do):
-        there, weight = ctx.saved_tensors or (None, None)
+        places, there, weight = ctx.saved_tensors
         dthere, dweight = do.new_empty(ctx.shape), None if weight is None else torch.empty_like(weight)
-        _launch(_put_back_backward_tuned, do.contiguous(), there, weight, dthere, dweight, ctx.places)
-        return dthere, dweight, None, None
+        _launch(_put_back_backward_tuned, do.contiguous(), there, weight, dthere, dweight, places)
+        return dthere, dweight, None, None, None, None
 
 
 def _launch(tuned: Tuned, *tensors: Tensor | None) -> None:
@@ -386,11 +395,17 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, base: float | None) -> dict[str, int
     return {**widths, **tiles, "GROUP": q.shape[2] // k.shape[2], "ROPE": base is not None}
 
 
-@functools.lru_cache(maxsize=64)
-def _frequencies(width: int, base: float | None, device: torch.device) -> Tensor | None:
-    """The angle a position of each pair i, base^(−2i/width), each rounded once; None without a base."""
+def _frequencies(q: Tensor, base: float | None) -> Tensor | None:
+    """The angle a position of each pair i of q [..., K], base^(−2i/K), each rounded once; None without a base."""
     if base is None:
         return None
+    if only_sizes(q):  # a cache may keep none of these
+        return q.new_empty(q.shape[-1] // 2, dtype=torch.float32)
+    return _computed_frequencies(q.shape[-1], base, q.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _computed_frequencies(width: int, base: float, device: torch.device) -> Tensor:
     return torch.tensor([base ** (-2 * i / width) for i in range(width // 2)], device=device)
 
 
@@ -398,14 +413,15 @@ def gather(
     q: Tensor, k: Tensor, v: Tensor, timelines: Timelines, base: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather q, k, v [B, T, ·, D] to the sorted axis, [M, 1, D]; q and k rotated if there is a base."""
-    return _Gather.apply(q, k, v, timelines, base)
+    axis = timelines.order, timelines.places, timelines.positions
+    return _Gather(q, k, v, *axis, base, returns=(True,) * 3)
 
 
 def put_back(
     there: Tensor, timelines: Timelines, shape: tuple[int, int, int], weight: Tensor | None = None
 ) -> Tensor:
     """Put rows [M, 1, D] of the sorted axis back to [B, T, H, D] = shape, times the weight [B, T, H]."""
-    return _PutBack.apply(there, weight, timelines, shape)
+    return _PutBack(there, weight, timelines.places, *shape)
 
 
 # The backend.
@@ -428,7 +444,7 @@ def timeline_attention_triton(
     q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], assignment integer [B, T, H], weight [B, T, H] or None
     -> [B, T, H, V] in q's dtype.
     """
-    timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
+    timelines = Timelines(*_sorted(assignment, n_timelines, cu_seqlens, returns=(True,) * 4))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])
     return put_back(out, timelines, tuple(q.shape[:3]), weight)
