@@ -60,8 +60,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(PEERS): $(STAMP)
-	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]' \
-		|| echo 'transformers and fla-core cannot be installed here: the tests that compare with them are skipped'
+	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers,eval]' \
+		|| echo 'transformers, fla-core and lm-eval cannot be installed here: the tests that need them are skipped'
 	@touch $@
 
 $(ENGINES): $(PEERS)

@@ -43,10 +43,9 @@ def text(tmp_path_factory) -> Path:
     return write_text(tmp_path_factory.mktemp("text") / "book.txt")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, text) -> dict[str, list[dict[str, str]]]:
+def trained_presets(folder: Path, text: Path) -> dict[str, list[dict[str, str]]]:
     """The rows of training steps of each of the eleven presets."""
-    folder, found = tmp_path_factory.mktemp("frozen"), {}
+    found = {}
     for preset in presets_to_compare():
         lab = Lab(folder / preset, text, folder / "cache")
         done = lab.here(f"model={preset}", *TRAINING, *FEWER_LAYERS.get(preset, []))
@@ -62,15 +61,10 @@ def in_a_line(trained: dict[str, list[dict[str, str]]], column: str) -> Iterator
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("frozen")
-def test_presets_train_to_the_same_losses(trained):
+def test_presets_train_to_the_same_losses_with_the_same_gradient_norms(tmp_path, text):
+    trained = trained_presets(tmp_path, text)
     assert len(trained) == 11
     check(RECORDED / "training_losses.txt", in_a_line(trained, "loss"), relative=LOSS_TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("frozen")
-def test_presets_have_the_same_gradient_norms(trained):
     check(RECORDED / "gradient_norms.txt", in_a_line(trained, "grad_norm"), relative=NORM_TOLERANCE)
 
 

@@ -210,20 +210,25 @@ def caveats(selection: pd.DataFrame) -> list[str]:
     return found
 
 
-# Scores by document, by answer and by length, in documents.csv, answers.csv and lengths.csv of a run's folder.
+# Scores by document, by answer and by length, in documents.csv, answers.csv and lengths.csv of a run's folder, and of
+# the lm-evaluation-harness's tasks, in lm_eval.csv.
 #
-# experiments/scoring/text.py, experiments/scoring/tasks.py and experiments/compare/length_generalization.py describe
-# their columns. Runs on text have the first, runs of synthetic tasks the second, and the third if longer sequences
-# were asked for; old runs have none.
+# experiments/scoring/text.py, experiments/scoring/tasks.py, experiments/compare/length_generalization.py and
+# experiments/jobs/lm_eval.py describe their columns. Runs on text have the first, runs of synthetic tasks the second,
+# and the others where they were asked for; old runs have none.
 
 
 class SplitTable(NamedTuple):
-    """A table with rows by split: its columns with their types, that of what was counted, and that of how many."""
+    """A table with rows by split: its columns with their types, that of what was counted, and that of how many.
+
+    finite: the column that holds no infinite number; "": none.
+    """
 
     types: dict[str, str]
     counted: str
     of_which: str = ""
     axes: tuple[str, ...] = ()
+    finite: str = "nats"
 
 
 SPLIT_TABLES = {
@@ -247,6 +252,22 @@ SPLIT_TABLES = {
         {"split": "str", "length": "int64", "answers": "int64", "right": "int64", "nats": "float64"},
         counted="answers",
         of_which="right",
+    ),
+    "lm_eval": SplitTable(
+        {
+            "task": "str",
+            "metric": "str",
+            "filter": "str",
+            "value": "float64",
+            "stderr": "float64",
+            "samples": "int64",
+            "fewshot": "int64",
+            "version": "str",
+            "limit": "str",
+            "command": "str",
+        },
+        counted="samples",
+        finite="",
     ),
 }
 
@@ -275,8 +296,9 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
     raw = pd.read_parquet(path) if source.shared else pd.read_csv(path, dtype=texts)
     keys = [raw[name] for name in ("experiment", "run")] if source.shared else []
     frame = raw[list(table.types)].astype(table.types)
-    if not (frame[table.counted] >= 0).all() or not (frame["nats"].abs() < float("inf")).all():
-        raise ValueError(f"a number of {table.counted} or nats is out of range")
+    finite = not table.finite or (frame[table.finite].abs() < float("inf")).all()
+    if not (frame[table.counted] >= 0).all() or not finite:
+        raise ValueError(f"a number of {' or '.join(filter(None, (table.counted, table.finite)))} is out of range")
     if table.of_which and not frame[table.of_which].between(0, frame[table.counted]).all():
         raise ValueError(f"more are {table.of_which} than there are {table.counted}, or fewer than none")
     if table.axes and not frame["axis"].isin(table.axes).all():

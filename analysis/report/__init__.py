@@ -18,7 +18,7 @@ from analysis.comparing.tables import compare, with_final_validation
 from analysis.files import ResultsError, refuse_link, remove_partials, write_atomically, write_text
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
-from analysis.report.columns import BALANCE, QUALITY, rows
+from analysis.report.columns import BALANCE, HARNESS, QUALITY, rows
 from analysis.report.content import Content, gather
 
 
@@ -95,6 +95,7 @@ def _write_tables(results: Results, content: Content, folder: Path) -> None:
         "runs": (results.runs, content.run_fields),
         "quality": (content.layouts.quality, QUALITY),
         "balance": (content.layouts.balance, BALANCE),
+        "lm_eval": (content.harness, HARNESS),
     }.items():
         if frame.empty:  # there may be one of an earlier report
             for suffix in (".csv", ".tex"):

@@ -323,6 +323,36 @@ def run_fields(runs: pd.DataFrame) -> tuple[Field, ...]:
     return (*RUNS[:place], accuracy, *RUNS[place + of_task.all() :])
 
 
+HARNESS = (
+    _text("model", "label", "name"),
+    _text("task", "task"),
+    _text("metric", "metric"),
+    _interval("value", "value"),
+    _number(
+        "standard error", "stderr", files.number, note="over the task's documents, as the harness gives it"
+    ),
+    _number("documents", "samples", files.whole),
+    _number("seeds", "seeds", files.whole),
+)
+"""One row a model, task and metric: `harness`."""
+
+
+def harness(results: Results) -> pd.DataFrame:
+    """Return scores on tasks of the lm-evaluation-harness, means over seeds with their intervals; empty without any."""
+    found = results.table("lm_eval")
+    if found.empty:
+        return pd.DataFrame()
+    plain = found["filter"].eq("none")
+    found = found.assign(metric=found["metric"].where(plain, found["metric"] + " (" + found["filter"] + ")"))
+    rows = []
+    for (label, task, metric), cells in found.groupby(["label", "task", "metric"], sort=False):
+        value, error = estimate(cells["value"]), estimate(cells["stderr"])
+        counted = {"samples": int(cells["samples"].max()), "seeds": cells["run"].nunique()}
+        values = {"value": value.mean, "value_ci": value.half_width, "stderr": error.mean}
+        rows.append({"label": label, "task": task, "metric": metric, **values, **counted})
+    return pd.DataFrame(rows).sort_values(["task", "metric"], kind="stable", ignore_index=True)
+
+
 MACHINES = (
     _text("GPU", "gpu", show=partial(text, missing="none")),
     _text("processor", "cpu"),

@@ -19,7 +19,16 @@ from analysis.files import NoData
 from analysis.gallery import ReportFigure, draw_figures, require
 from analysis.loading.results import Results, records
 from analysis.plotting.style import seeds_text, series_styles
-from analysis.report.columns import Field, Layouts, TaskPage, comparison, layouts, run_fields, task_page
+from analysis.report.columns import (
+    Field,
+    Layouts,
+    TaskPage,
+    comparison,
+    harness,
+    layouts,
+    run_fields,
+    task_page,
+)
 
 # Continuations of the compared models after the same prompts, side by side.
 
@@ -266,7 +275,8 @@ class Content:
     `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
     `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
     figures; sections: the same by section. metric: the metric that ranks the models of text; speeds: the load while
-    each run trained. layouts: tables of the named layouts, empty where there are fewer than two.
+    each run trained. layouts: tables of the named layouts, empty where there are fewer than two. harness: scores on
+    tasks of the lm-evaluation-harness, empty where there are none.
     """
 
     title: str
@@ -283,6 +293,7 @@ class Content:
     runs: pd.DataFrame
     speeds: str
     layouts: Layouts
+    harness: pd.DataFrame
     machines: pd.DataFrame
     versions: pd.DataFrame
     missing: list[str]
@@ -348,6 +359,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         runs=detailed,
         speeds=conditions(results.runs),
         layouts=layouts(results.of_text),
+        harness=harness(results),
         machines=machines(results.runs),
         versions=versions(results.runs),
         missing=missing(results.runs, shown),

@@ -59,6 +59,7 @@ def environment(*, autoescape: bool) -> Environment:
     jinja.globals |= {
         "QUALITY": columns.QUALITY,
         "BALANCE": columns.BALANCE,
+        "HARNESS": columns.HARNESS,
         "MACHINES": columns.MACHINES,
         "VERSIONS": columns.VERSIONS,
         "count": content.count,

@@ -255,6 +255,22 @@ class GenerateConfig:
 
 
 @dataclass
+class LmEvalConfig:
+    """Settings of job=lm_eval; evaluate.batch_size, evaluate.stride and evaluate.carry count too (docs/lm_eval.md).
+
+    tasks: names of the harness's tasks or groups, with * for any characters.
+    include: a folder with tasks of your own (YAML files), which may read local data.
+    limit: only the first documents of each task: a number, or a share below 1 (null: all).
+    fewshot: examples before each question (null: as each task says).
+    """
+
+    tasks: list[str] = field(default_factory=list)
+    include: str | None = None
+    limit: float | None = limited(None, above=0)
+    fewshot: int | None = limited(None, least=0)
+
+
+@dataclass
 class ProbeConfig:
     """Settings of job=probe; none of them is part of a run's identity.
 
@@ -455,6 +471,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)

@@ -35,9 +35,20 @@ def small(tuned: Tuned, _args: tuple, _options: dict) -> triton.Config:
     return triton.Config(sizes, num_warps=safest.num_warps, num_stages=safest.num_stages)
 
 
+def of_each_operation(calls) -> list:
+    """The calls, of which the first of each operation is for every day and the others are long."""
+    found, known = [], set()
+    for call in calls:
+        found.append(
+            pytest.param(call, id=call.title, marks=[pytest.mark.long] if call.name in known else [])
+        )
+        known.add(call.operation)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not interpreted(), reason="compilers have a smallest tile of their own")
-@pytest.mark.parametrize("call", list(tile_cases.calls()), ids=lambda call: call.title)
+@pytest.mark.parametrize("call", of_each_operation(tile_cases.calls()))
 def test_several_tiles_in_every_axis(call, monkeypatch):
     monkeypatch.setattr(Tuned, "_known", small)
     narrow = as_dtype(call, torch.float32)
@@ -60,7 +71,7 @@ APART = [*(call for operation, call in FIRST.items() if operation not in WITHOUT
 
 @pytest.mark.slow
 @pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled")
-@pytest.mark.parametrize("call", APART, ids=lambda call: call.title)
+@pytest.mark.parametrize("call", of_each_operation(APART))
 def test_tensors_may_be_parts_of_longer_ones_in_kernels_too(call):
     narrow = apart(as_dtype(call, torch.float32))
     with torch.no_grad():

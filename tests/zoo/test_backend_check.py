@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from support.contract_cases import SEQ_LEN, VOCAB, Case, cases, every_case, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, Case, cases, defaults_first, tokens
 
 from kernels.dispatch import Operation, Unserved, registered_backends
 from zoo import LanguageModel, ModelConfig
@@ -95,7 +95,7 @@ def test_what_the_first_step_would_refuse_is_refused_before_it(case: Case, way: 
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-@every_case
+@defaults_first
 def test_for_another_machine_only_operations_without_such_a_form_are_refused(case: Case, backend: str):
     config = dataclasses.replace(case.config(), backend=backend)
     elsewhere, here = (refusal(config, device=device) for device in (None, CPU))

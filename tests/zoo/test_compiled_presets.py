@@ -17,7 +17,7 @@ from kernels.dispatch import Operation, always, only_when_named
 from zoo import Context, LanguageModel, ModelConfig
 
 LENGTH = 24
-QUICK = ("lfm2", "mom")
+QUICK = ("lfm2",)
 PRESETS = [
     pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.long)
     for name in presets_to_compare()

@@ -9,7 +9,6 @@ from support.contract_cases import (
     boundaries,
     build,
     cases,
-    fast_for_mixers,
     gradients,
     keys,
     tokens,
@@ -37,8 +36,20 @@ def assert_compiled_equals_eager(case: Case, cu_seqlens: Tensor | None) -> None:
     assert_same(results(model, compiled, cu_seqlens), results(model, model, cu_seqlens))
 
 
-@fast_for_mixers
-@pytest.mark.slow
+DAILY = ("attention", "kda", "gsa")
+"""Whole presets stand in test_compiled_presets.py."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=pytest.mark.slow if case.name in DAILY and not case.variant else pytest.mark.long
+        )
+        for case in cases()
+    ],
+    ids=str,
+)
 def test_compiled_equals_eager(case: Case):
     assert_compiled_equals_eager(case, None)
 

@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from support.contract_cases import LONG, build, every_case, tokens
+from support.contract_cases import LONG, build, defaults_first, every_case, tokens
 from support.margins import below
 from support.state_rows import state_rows
 
@@ -43,7 +43,7 @@ def test_a_prompt_read_at_once_or_in_chunks_is_forward_and_leaves_the_state_of_s
         same_state(state, stepped)
 
 
-@every_case
+@defaults_first
 @torch.no_grad()
 def test_sequences_of_different_lengths_go_on_together_as_if_alone(case):
     """Joined, extended by several tokens and by one, one of them taken out, the rest extended again."""
@@ -65,7 +65,7 @@ def test_sequences_of_different_lengths_go_on_together_as_if_alone(case):
             below((logits[row] - wanted[0, -1]).abs().max(), 1e-9, f"sequence {i}, {n} tokens")
 
 
-@every_case
+@defaults_first
 @torch.no_grad()
 def test_sequences_of_one_length_are_joined_into_one_state(case):
     """The first of them by single tokens at the end, so that windows have moved through their storage."""
@@ -82,7 +82,7 @@ def test_sequences_of_one_length_are_joined_into_one_state(case):
     below((logits - model(batch)[0][:, -1]).abs().max(), 1e-9, "after the join")
 
 
-@every_case
+@defaults_first
 @torch.no_grad()
 def test_prompts_of_different_lengths_read_in_chunks_are_the_packed_forward(case):
     model, batch = build(case.config()).eval(), tokens(4, LONG)

@@ -194,14 +194,14 @@ def test_a_state_that_is_lost_between_chunks_would_be_noticed(name, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "options", "every", "left"),
     [
-        pytest.param("kda", {}, 16, 0.0, id="kda 16"),
-        pytest.param("kda", {}, 32, 0.0, id="kda 32"),
+        pytest.param("kda", {}, 16, 0.0, id="kda 16", marks=pytest.mark.long),
+        pytest.param("kda", {}, 32, 0.0, id="kda 32", marks=pytest.mark.long),
         pytest.param("kda", {}, 64, 0.0, id="kda 64"),
-        pytest.param("kda", {}, 128, 0.0, id="kda 128"),
-        pytest.param("mesanet", {}, 64, 0.0, id="mesanet 64"),
-        pytest.param("mom", {}, 64, 0.0, id="mom 64"),
-        pytest.param("kda", {"kernel_size": 8}, 16, 0.0, id="behind a convolution"),
-        pytest.param("kda", {"kernel_size": 16}, 16, 0.0, id="behind one as long"),
+        pytest.param("kda", {}, 128, 0.0, id="kda 128", marks=pytest.mark.long),
+        pytest.param("mesanet", {}, 64, 0.0, id="mesanet 64", marks=pytest.mark.long),
+        pytest.param("mom", {}, 64, 0.0, id="mom 64", marks=pytest.mark.long),
+        pytest.param("kda", {"kernel_size": 8}, 16, 0.0, id="behind a convolution", marks=pytest.mark.long),
+        pytest.param("kda", {"kernel_size": 16}, 16, 0.0, id="behind one as long", marks=pytest.mark.long),
         pytest.param("kda", {"kernel_size": 8}, 32, 0.001, id="nearly all"),
     ],
 )

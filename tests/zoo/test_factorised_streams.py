@@ -174,8 +174,8 @@ print(peak())
 """A step in a process of its own: what an earlier one left free would hide what the next one takes."""
 
 
-@pytest.mark.parametrize(("mode", "kept"), [pytest.param("none", 24, marks=pytest.mark.long), ("full", 12)])
-@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "kept"), [("none", 24), ("full", 12)])
+@pytest.mark.long
 def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mode, kept, monkeypatch):
     """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer.
 

@@ -16,6 +16,7 @@ from zoo.residuals.ohc import series_slope
 
 D, GAIN = 6, 0.1
 ROUNDING = 1 + 1e-9  # of products of 24 numbers in fp64, through a solve of 4 by 4
+SPREADS = [1.0, *(pytest.param(x, marks=pytest.mark.long) for x in (0.1, 10.0))]
 capped_schemes = pytest.mark.parametrize("scheme", ["ohc", "shc"])
 
 
@@ -50,8 +51,10 @@ def largest(module: CappedResidual, size: float = 1.0) -> float:
 
 
 @capped_schemes
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(
+    "spread", [1.0, pytest.param(0.1, marks=pytest.mark.long), pytest.param(10.0, marks=pytest.mark.long)]
+)
 def test_the_way_through_the_coefficients_never_exceeds_the_gain(scheme, n, spread):
     for size in (1e-2, 1.0, 1e3):
         assert largest(made(scheme, spread, n, gain=GAIN), size) <= GAIN * ROUNDING
@@ -70,8 +73,10 @@ def test_the_bound_counts_the_factor_before_the_cayley_map(scale):
 SERIES = {"inverse": "neumann", "neumann_terms": 4}
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(
+    "spread", [1.0, pytest.param(0.1, marks=pytest.mark.long), pytest.param(10.0, marks=pytest.mark.long)]
+)
 def test_the_cap_holds_for_a_neumann_series_also_where_it_diverges(n, spread):
     for size in (1e-2, 1.0, 1e3):
         assert largest(made("ohc", spread, n, gain=GAIN, **SERIES), size) <= GAIN * ROUNDING

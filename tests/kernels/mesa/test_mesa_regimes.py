@@ -125,7 +125,7 @@ FORMS = {
 
 
 def forms() -> list:
-    return [pytest.param(x, id=x, marks=[pytest.mark.slow] if "triton" in x else []) for x in FORMS]
+    return [pytest.param(x, id=x, marks=[pytest.mark.long] if "triton" in x else []) for x in FORMS]
 
 
 def systems() -> Iterator:
@@ -239,7 +239,7 @@ def test_a_nan_shows_in_every_output_that_depends_on_it(form, name, as_on_a_gpu)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.long)])
 def test_a_nan_shows_in_the_gradients_that_depend_on_it(backend, name, as_on_a_gpu):
     got, wanted = (gradients(call(form), poisoned(name)) for form in (backend, "reference"))
     for of, a, b in zip(NAMES, got, wanted, strict=True):
