@@ -34,6 +34,11 @@ class Layer(nn.Module):
         mixer = registry.mixer_by_letter()[letter]
         channel = registry.get("channel", config.channel.name)
         scheme = registry.get("residual", config.residual.name)
+        for block in (mixer, channel, scheme):
+            if missing := sorted(getattr(block.cls, "__abstractmethods__", ())):
+                raise UserError(
+                    f"{block.kind} {block.name} ({block.cls.__module__}) has no {', '.join(missing)}; add it"
+                )
         scheme_options = getattr(config.residual, scheme.name)
         self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
         self.channel = channel.cls(getattr(config.channel, channel.name), dims)
@@ -52,7 +57,7 @@ class Layer(nn.Module):
         inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
         knows = inside.shard is None or self.mixer.context_parallel
         mixer = self.mixer if knows else functools.partial(context_parallel.whole, self.mixer)
-        z, aux = inside.saved(mixer, u)
+        z, aux = _with_losses(inside.saved(mixer, u), self.mixer_name)
         x = self.mixer_residual.post(same, z, c)
         x, channel_aux = self._channel_block(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
@@ -68,8 +73,18 @@ class Layer(nn.Module):
         u, same, c = self.channel_residual.normed_pre(x, self.channel_norm)
         if ctx is not None:
             ctx.record("streams", lambda: {"streams": x, **self.channel_residual.probe_values(c)})
-        z, aux = self.channel(u, None) if ctx is None else ctx.saved(self.channel, u)
+        found = self.channel(u, None) if ctx is None else ctx.saved(self.channel, u)
+        z, aux = _with_losses(found, self.channel_name)
         return self.channel_residual.post(same, z, c), aux
+
+
+def _with_losses(found: Any, block: str) -> tuple[Tensor, Aux]:
+    """What a block's forward returned. Raises TypeError for anything but its output and its losses."""
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise TypeError(
+            f"{block}: forward returns (y, losses), a dictionary, {{}} for none; not a {type(found).__name__}"
+        )
+    return found
 
 
 @dataclasses.dataclass

@@ -13,9 +13,11 @@ while others train: a file that is half there takes only itself away (`import_al
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -106,6 +108,10 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             raise ValueError(
                 f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
             )
+        if not re.fullmatch("#[0-9a-fA-F]{6}", block.color):
+            raise ValueError(
+                f"{cls.__module__}: the colour of {kind} '{name}' is #rrggbb, not '{block.color}'"
+            )
         if not has_defaults(block.config):
             raise ValueError(
                 f"{cls.__module__}: the options of {kind} '{name}' are a dataclass whose every field has a default"
@@ -165,6 +171,21 @@ def get(kind: str, name: str) -> Block:
         error = unknown(_CALLED[kind], name, _BLOCKS[kind])
         raise UserError("; ".join([str(error), *left_out()]))
     return _BLOCKS[kind][name]
+
+
+def source_file(cls: type) -> Path | None:
+    """The file that defines a class; None where it was defined in a notebook."""
+    try:
+        source = inspect.getsourcefile(cls)
+    except (TypeError, OSError):
+        return None
+    return Path(source).resolve() if source else None
+
+
+def source_hash(cls: type) -> str:
+    """Hash of the file that defines a class, 16 hex digits; "" where it was defined in a notebook."""
+    file = source_file(cls)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
 
 
 def mixer_by_letter() -> dict[str, Block]:

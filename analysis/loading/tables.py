@@ -298,7 +298,9 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
     frame = raw[list(table.types)].astype(table.types)
     finite = not table.finite or (frame[table.finite].abs() < float("inf")).all()
     if not (frame[table.counted] >= 0).all() or not finite:
-        raise ValueError(f"a number of {' or '.join(filter(None, (table.counted, table.finite)))} is out of range")
+        raise ValueError(
+            f"a number of {' or '.join(filter(None, (table.counted, table.finite)))} is out of range"
+        )
     if table.of_which and not frame[table.of_which].between(0, frame[table.counted]).all():
         raise ValueError(f"more are {table.of_which} than there are {table.counted}, or fewer than none")
     if table.axes and not frame["axis"].isin(table.axes).all():

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -135,7 +133,7 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
         registry.get("residual", model.residual.name),
         registry.get("channel", model.channel.name),
     ]
-    hashes = ((_file(block), file_hash(block)) for block in blocks)
+    hashes = ((registry.source_file(block.cls), file_hash(block)) for block in blocks)
     return {
         str(file.relative_to(ROOT)): digest for file, digest in hashes if file and file.is_relative_to(ROOT)
     }
@@ -143,16 +141,7 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
 
 def file_hash(block: registry.Block) -> str:
     """Hash of the file that defines a block, 16 hex digits; "" where it was defined in a notebook."""
-    file = _file(block)
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
-
-
-def _file(block: registry.Block) -> Path | None:
-    try:
-        source = inspect.getsourcefile(block.cls)
-    except (TypeError, OSError):
-        return None
-    return Path(source).resolve() if source else None
+    return registry.source_hash(block.cls)
 
 
 def tell_earlier(plans: Iterable[Plan]) -> None:

@@ -54,6 +54,7 @@ from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 from zoo.probes import all_measures
 from zoo.probes.measure import Row, smallest_rank
+from zoo.registry import source_hash
 
 # The runs to probe: complete ones; other folders are named with the reason why not.
 
@@ -252,6 +253,7 @@ def is_probed(run: Path, probe: ProbeConfig) -> bool:
         return (
             record["digest"] == content_hash(settings(probe, at), 12)
             and record["step"] == runs.find(run, at)[1]
+            and not changed_measures(record)
             and all(file(run, name).is_file() for name in record["tables"])
         )
     except (OSError, ValueError, KeyError, TypeError, UserError):
@@ -268,6 +270,17 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
         at = None  # a run of before this key; a damaged file is complained of where the text is read from it
     runs.check(at)
     return runs.BEST if at is None else str(at)
+
+
+def measure_files() -> dict[str, str]:
+    """Measure -> hash of its file."""
+    return {name: source_hash(cls) for name, cls in all_measures().items()}
+
+
+def changed_measures(record: dict[str, Any]) -> list[str]:
+    """The measures whose files were changed after a run was probed; of older records nothing is known."""
+    before = record.get("measure_files", {})
+    return [name for name, digest in measure_files().items() if before.get(name, digest) != digest]
 
 
 def settings(probe: ProbeConfig, at: str = runs.BEST) -> dict[str, Any]:
@@ -359,6 +372,7 @@ def _record(
     commit, dirty = machine.commit()
     return {
         "settings": settings(config.probe, at),
+        "measure_files": measure_files(),
         "digest": content_hash(settings(config.probe, at), 12),
         "at": at,
         "step": step,

@@ -1,13 +1,15 @@
 """Measures of attention, gates and selection, each against loops over a full softmax."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from zoo import LanguageModel, ModelConfig
+from zoo import LanguageModel, ModelConfig, UserError
 from zoo.probes import Measure, ProbeEvent, Row, all_measures, probe_model, register_measure
+from zoo.probes.measure import row
 
 BATCH, HEADS, TIME = 2, 2, 21  # positions fall into [0, 16) and [16, 21)
 POSITIONS = [(None, None), (0, 16), (16, TIME)]
@@ -165,6 +167,42 @@ def test_first_token_mass_of_a_model_is_that_of_its_softmax():
         "selected_gate_mean",
         "window_gate_mean",
     }
+
+
+def of_attention() -> LanguageModel:
+    return LanguageModel(ModelConfig(pattern="F", depth=2, d_model=16, n_heads=2), vocab_size=8, seq_len=8)
+
+
+def of_streams(name: str, kind: str, rows: Callable[[ProbeEvent], list[Row]]) -> type[Measure]:
+    return type(name, (Measure,), {"name": name, "kinds": (kind,), "update": lambda self, event: rows(event)})
+
+
+def test_two_measures_may_not_give_rows_of_one_name(monkeypatch):
+    """Tables would average them."""
+    model, tokens = of_attention(), torch.zeros(1, 4, dtype=torch.int64)
+    both = {
+        name: of_streams(name, "streams", lambda event: [row(event, "norm", 1.0)]) for name in ("one", "two")
+    }
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"one": both["one"]})
+    assert {found.measure for found in probe_model(model, tokens)} == {"norm"}
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", both)
+    with pytest.raises(
+        UserError, match="the measures one and two both give rows 'norm'; rename those of one"
+    ):
+        probe_model(model, tokens)
+
+
+def test_a_measure_of_events_that_there_are_not_and_one_that_fails_are_named(monkeypatch):
+    model, tokens = of_attention(), torch.zeros(1, 4, dtype=torch.int64)
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"mine": of_streams("mine", "stream", list)})
+    with pytest.raises(
+        UserError, match="unknown event kind of the measure mine 'stream'; did you mean 'streams'"
+    ):
+        probe_model(model, tokens)
+    failing = of_streams("mine", "streams", lambda event: [event.values["stream"]])
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"mine": failing})
+    with pytest.raises(RuntimeError, match="the measure mine failed, KeyError: 'stream'"):
+        probe_model(model, tokens)
 
 
 def test_two_files_may_not_claim_one_measure(monkeypatch):

@@ -13,11 +13,23 @@ import zoo.config
 from analysis.plotting.sketches import PATTERNS
 from zoo import ModelConfig, UserError, register_channel, register_mixer, register_residual, registry
 from zoo.interfaces import Mixer
-from zoo.model import letters_of
+from zoo.model import LanguageModel, letters_of
 
 
 class Other(Mixer):
     """A mixer from another file."""
+
+
+def test_a_colour_that_figures_cannot_draw_is_refused(register):
+    for color in ("red", "#12345", "#12345g"):
+        with pytest.raises(ValueError, match=f"the colour of mixer 'other' is #rrggbb, not '{color}'"):
+            register("other", letter="Z", color=color)(Other)
+
+
+def test_a_block_without_a_method_is_refused_by_name_where_a_model_uses_it(register):
+    register("other", letter="Z")(type("Other", (Mixer,), {"__module__": "mine"}))
+    with pytest.raises(UserError, match=r"mixer other \(mine\) has no extend, forward, init_state; add it"):
+        LanguageModel(ModelConfig(pattern="Z"), vocab_size=8, seq_len=8)
 
 
 @dataclass

@@ -13,9 +13,9 @@ from zoo.errors import UserError
 
 _TEXTS = (".txt", ".text", ".md", ".raw", ".tokens")
 _SPLIT_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("valid", "validation", "val", "dev"), "validation"),
-    "test": "test",
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev", "validset", "valset", "devset"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }
 _NUMBERS = re.compile(r"\d+|of|v\d+")  # as in train-00000-of-00002, train-v1.1
 
@@ -70,8 +70,9 @@ def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
     """Split -> its files, where their names tell; empty where they do not.
 
     A name tells by its end (`wiki.train.raw`, `corpus_dev.txt`, `train-00000-of-00002.parquet`), a file in a folder
-    `train` by the folder; where that tells of every file, by its beginning, too (`train_clean.txt`). One split alone
-    tells nothing, but beside files called just `test.txt` or `valid.txt` the rest is training text.
+    `train` by the folder; where that tells of every file, by its beginning, too (`train_clean.txt`). Training files
+    alone tell nothing. Beside files called just `test.txt` or `valid.txt` the rest is training text; where there is no
+    rest, there is none: the training file may be one that was left out.
     """
     folders = {file: _folder_tells(file, root) for file in files}
     ends = {file: folders[file] or _SPLIT_NAMES.get(_words(file)[-1]) for file in files}
@@ -80,7 +81,7 @@ def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
     begins = {file: ends[file] or _SPLIT_NAMES.get(_words(file)[0]) for file in files}
     if None not in begins.values() and "train" in begins.values() and len({*begins.values()}) > 1:
         return _grouped(begins)
-    if None not in ends.values() and len({*ends.values()}) > 1:
+    if None not in ends.values() and {*ends.values()} != {"train"}:
         return _grouped(ends)
     just = {file: split if folders[file] or len(_words(file)) == 1 else None for file, split in ends.items()}
     if "train" not in ends.values() and len({*just.values()}) > 1:

@@ -7,6 +7,7 @@ a file, or a row of a table.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -77,9 +78,11 @@ class Text(Source):
         """The documents of a split, or its part of each, in the order of the paths."""
         found = find(cfg)
         if found.splits and "train" not in found.splits:
+            left_out = f" (left out: {_listed(sorted(found.left_out))})" if found.left_out else ""
             raise UserError(
-                f"data.path={cfg.path} has text for validation and test, and none for training; give it, too, or score "
-                "a trained model on this: job=evaluate run=RUN data=text"
+                f"data.path={cfg.path} has text for {' and '.join(found.splits)}, as its files are called, and none "
+                f"for training{left_out}; give it, too, name a file by itself to train on it, or score a trained "
+                "model on this: job=evaluate run=RUN data=text"
             )
         for text in _texts_of(found, split):
             yield Document(text, count_lines(text))
@@ -163,11 +166,24 @@ def told_files(cfg: DataConfig, found: Found | None = None) -> str:
         copies = Counter(digest for units in measured for digest, size in units if size)
         if again := copies.total() - len(copies):
             left_out.append(f"documents equal to others ({again:,})")
+    objects = [file.name for file in found.files if kind_of(file) not in TABLES and _holds_objects(file)]
     return (
         f"data.path={cfg.path}: {len(found.files):,} file{'s' * (len(found.files) > 1)}"
         + f", column '{found.column}'" * bool(found.tables)
         + f"; left out: {_listed(left_out)}" * bool(left_out)
+        + f"; lines of {_listed(objects)} are JSON objects, read as they stand: named *.jsonl they are a table"
+        * bool(objects)
     )
+
+
+def _holds_objects(file: Path) -> bool:
+    """Return whether the first line of a text file is a JSON object."""
+    with open(file, "rb") as opened:
+        line = opened.readline(1 << 20)
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def whole_files(cfg: DataConfig) -> Iterator[Document]:

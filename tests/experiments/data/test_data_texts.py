@@ -111,9 +111,7 @@ def test_what_is_of_no_split_is_left_out_and_named(config, tmp_path, capsys):
     assert texts(config(path=str(folder)), "train", tmp_path) == [PARTS["train"]]
 
 
-@pytest.mark.parametrize(
-    "names", [["test.txt"], ["notes.txt", "my_test.txt"], ["train.txt", "training.txt"]], ids=str
-)
+@pytest.mark.parametrize("names", [["notes.txt", "my_test.txt"], ["train.txt", "training.txt"]], ids=str)
 def test_names_that_tell_no_two_splits_tell_nothing(config, tmp_path, names):
     folder = write(tmp_path / "t", {name: prose(30, i) for i, name in enumerate(names)})
     cfg = config(path=str(folder))
@@ -121,9 +119,48 @@ def test_names_that_tell_no_two_splits_tell_nothing(config, tmp_path, names):
     assert sorted(map("".join, zip(*parts, strict=True))) == sorted(prose(30, i) for i in range(len(names)))
 
 
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        (["train.doc", "test.txt"], "(left out: *.doc)"),
+        (["train.txt.zst", "wiki_test.txt"], "(left out: *.zst)"),
+        (["test.txt"], ""),
+        (["eval.txt", "testing.md"], ""),
+    ],
+    ids=str,
+)
+def test_what_is_called_a_test_is_not_trained_on_where_the_training_text_was_left_out(
+    config, tmp_path, names, left_out
+):
+    folder = write(tmp_path / "t", {name: prose(30, i) for i, name in enumerate(names)})
+    with pytest.raises(
+        UserError, match="has text for test, as its files are called, and none for training"
+    ) as refused:
+        check(config(path=str(folder)))
+    assert left_out in str(refused.value)
+    check(
+        config(path=str(next(folder.glob("*test*.txt"), folder / "eval.txt")))
+    )  # by itself it is a text like others
+
+
+def test_a_table_without_the_column_does_not_leave_its_test_file_to_train_on(config, tmp_path):
+    rows = {"train.jsonl": '{"content": "x"}\n', "test.jsonl": '{"text": "a b c"}\n{"text": "d e f"}\n'}
+    folder = write(tmp_path / "t", rows)
+    with pytest.raises(UserError, match=r"none for training \(left out: train.jsonl \(no column 'text'\)\)"):
+        check(config(path=str(folder)))
+
+
+def test_json_lines_under_another_name_are_told_of(config, tmp_path, capsys):
+    folder = write(tmp_path / "t", {"lines.txt": '{"text": "a"}\n' * 60})
+    check(config(path=str(folder)))
+    assert "lines of lines.txt are JSON objects, read as they stand" in capsys.readouterr().err
+
+
 def test_text_for_scoring_alone_is_no_text_to_train_on(config, tmp_path):
     folder = write(tmp_path / "t", {"wiki.valid.raw": PARTS["validation"], "wiki.test.raw": PARTS["test"]})
-    with pytest.raises(UserError, match="text for validation and test, and none for training"):
+    with pytest.raises(
+        UserError, match="text for validation and test, as its files are called, and none for training"
+    ):
         check(config(path=str(folder)))
     (whole,) = read_splits(config(path=str(folder)), [], ByteTokenizer())
     assert whole.split.n_documents == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -383,6 +384,18 @@ def test_weights_of_another_step_are_probed_again(probed, monkeypatch):
     assert probe_run.is_probed(run, ProbeConfig())
     monkeypatch.setattr(probe_run.runs, "find", lambda run, at: (run, 5))
     assert not probe_run.is_probed(run, ProbeConfig())
+
+
+def test_a_run_is_probed_again_once_a_measure_was_changed(probed, monkeypatch):
+    """Of records without the hashes, as earlier versions wrote them, nothing is known."""
+    run = probed(sentence=[SENTENCE])
+    record = json.loads((run / "probes" / "probes.json").read_text())
+    assert set(record["measure_files"]) == set(probe_run.all_measures())
+    monkeypatch.setattr(probe_run, "source_hash", lambda cls: f"another {cls.__name__}")
+    assert not probe_run.is_probed(run, ProbeConfig())
+    del record["measure_files"]
+    (run / "probes" / "probes.json").write_text(json.dumps(record))
+    assert probe_run.is_probed(run, ProbeConfig())
 
 
 def test_a_table_that_a_later_pass_has_no_rows_for_goes(probed):
