@@ -4,6 +4,14 @@
     results = load_results("results/quickstart")     # results.runs, results.metrics: pandas frames
     write_report("results/quickstart")               # results/quickstart/report/index.html
 
+loading/                     result files as data frames, checked
+comparing/                   tables of models, who differs from the baseline, on what terms
+statistics.py, caveats.py    deviations, intervals, ranks; what a reviewer would object to
+gallery.py, figures/         which figures there are, a file a family (figure_entry.py: what one registers)
+plotting/, files.py          axes, legends, styles; files, errors and formats of numbers
+report/, templates/          the report;  verdict_page/: the page of job=verdict;  publishing.py: published studies
+evidence/                    checks of documents, papers and our own pages;  notebooks/: four to begin with
+
 Names are imported when first used, so that ``import analysis`` costs neither pandas nor matplotlib.
 """
 

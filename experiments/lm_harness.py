@@ -69,6 +69,11 @@ class HarnessModel(TemplateLM):
         super().__init__()
         self.loaded, self.model, self.batch_size = loaded, loaded.model, batch_size
         self.stride = stride or max(1, loaded.model.seq_len // 2)
+        if self.stride > loaded.model.seq_len:
+            raise UserError(
+                f"evaluate.stride={stride} is above the trained length, {loaded.model.seq_len}; tokens between windows "
+                "would never be scored"
+            )
         self.carry, self.reuse, self.precision, self.sink = carry, reuse, precision, sink
         self._device = loaded.model.embedding.weight.device
         self.tokens_read = 0
@@ -107,8 +112,7 @@ class HarnessModel(TemplateLM):
 
     def _rolling(self, tokens: np.ndarray) -> tuple[float, int]:
         split = _Tokens(tokens)
-        stride = min(self.stride, self.model.seq_len)
-        windows = eval_windows(split, self.model.seq_len, stride)
+        windows = eval_windows(split, self.model.seq_len, self.stride)
         return score_windows(self.model, windows, batch_size=self.batch_size, precision=self.precision)
 
     @torch.no_grad()

@@ -1,4 +1,15 @@
-"""Maths on tensors: operations whose backends agree. Knows nothing of modules, configs or training."""
+"""Operations on tensors, whose backends agree. Knows nothing of modules, configurations or training.
+
+ops/            one file or folder an operation: its definition, and its forms in PyTorch, Triton and Numba
+dispatch.py     from a call to the backend that serves it
+autograd.py     costs, derivatives that are refused, a gated output
+packing.py      packed sequences and their chunks;  indices.py: lists of chosen keys
+noise.py        noise from a seed, a step and a place;  rotary.py: rotary positions
+streams.py      sizes of residual streams;  sdpa.py: PyTorch's attention, with its NaNs
+plugins/        attention of other packages: flash-attn, varlen
+triton_common/  what Triton forms share: tiles, tuning, operators for compilers
+numba_common/   what Numba forms share
+"""
 
 from kernels.noise import gumbel_noise
 from kernels.ops.attention import attention

@@ -1,8 +1,14 @@
 """What every test shares: one thread, because workers share the cores; Triton's interpreter where no GPU is.
 
+kernels/ zoo/ experiments/ analysis/   tests of these rooms, in folders of the same names
+zoo/test_contract_*                    what every block must keep; blocks are taken from the registry
+test_recorded_*, recorded/             results as they were recorded (support/recorded.py)
+test_frozen.py                         what no change may move: losses, costs, public names
+matrix.py                              the fast tests on other versions of Python and torch
+support/                               what several tests use, importable as `support`: labs, cases, pretended runs
+
 ARCHZOO_TEST_THREADS=2 gives another number of threads; --margins prints the room under every limit
-(support/margins.py), --record writes recorded outputs again (support/recorded.py). `support` is importable
-because this file puts its own folder on the path.
+(support/margins.py), --record writes recorded outputs again (support/recorded.py).
 """
 
 import os

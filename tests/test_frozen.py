@@ -68,7 +68,7 @@ def test_presets_train_to_the_same_losses_with_the_same_gradient_norms(tmp_path,
     check(RECORDED / "gradient_norms.txt", in_a_line(trained, "grad_norm"), relative=NORM_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_presets_cost_the_same(tmp_path, text):
     """Every preset, the variants too: parameters, FLOPs and bytes, all of them exact."""
     lab = Lab(tmp_path / "lab", text, tmp_path / "cache")

@@ -100,7 +100,7 @@ def test_limits_fail_with_the_numbers(monkeypatch):
             above(value, 1.0, "g")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_path_of_tests_is_not_taken_for_the_table(tmp_path):
     with pytest.raises(AssertionError, match=r"--margins=test_suite.py: the table goes into a \*\.csv"):
         run(tmp_path, "--margins", "test_suite.py")

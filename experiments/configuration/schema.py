@@ -256,7 +256,7 @@ class GenerateConfig:
 
 @dataclass
 class LmEvalConfig:
-    """Settings of job=lm_eval; evaluate.batch_size, evaluate.stride and evaluate.carry count too (docs/lm_eval.md).
+    """Settings of job=lm_eval; evaluate.batch_size, evaluate.stride and evaluate.carry count too (docs/runs.md).
 
     tasks: names of the harness's tasks or groups, with * for any characters.
     include: a folder with tasks of your own (YAML files), which may read local data.

@@ -1,4 +1,6 @@
-"""Engines: what runs the cells of a sweep. `sweep.engine` names one; each is a file of this folder.
+"""Engines: what runs the cells of a sweep. `sweep.engine` names one.
+
+A new engine is a file here, a line in `make_engine` and `check`, and a choice of `sweep.engine` in the schema.
 
 engine.py            the interface of engines, and cells as files that another process reads
 pool.py              `pool`: processes of this machine;  preloaded_worker.py: forks that need no imports

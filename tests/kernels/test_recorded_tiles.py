@@ -42,7 +42,7 @@ def of_each_operation(calls) -> list:
         found.append(
             pytest.param(call, id=call.title, marks=[pytest.mark.long] if call.name in known else [])
         )
-        known.add(call.operation)
+        known.add(call.operation.__name__)
     return found
 
 

@@ -119,7 +119,7 @@ def _parametrised(
 # Blocks with their defaults are in the fast subset, variants outside it.
 every_case = _parametrised(lambda case: not case.variant, pytest.mark.slow)
 # What only a mixer can break.
-every_mixer = _parametrised(lambda case: not case.variant, pytest.mark.slow, kinds=("mixer",))
+mixers_defaults_first = _parametrised(lambda case: not case.variant, pytest.mark.long, kinds=("mixer",))
 # Where variants add little to their defaults.
 defaults_first = _parametrised(lambda case: not case.variant, pytest.mark.long)
 # For expensive contracts: of the defaults only mixers, and the others in make test-long.

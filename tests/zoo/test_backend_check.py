@@ -69,9 +69,8 @@ def steps(model: LanguageModel, way: str) -> None:
                 model.eval()(batch, Context.of(batch, ends))
 
 
-# What is left out of the fast subset is slow for a block with its defaults, and long for its variants.
 EACH = [
-    pytest.param(case, way, marks=[pytest.mark.long] if case.variant else [pytest.mark.slow] if more else [])
+    pytest.param(case, way, marks=[pytest.mark.long] if case.variant or more else [])
     for case in cases()
     for more, way in enumerate(WAYS)
 ]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, build, defaults_first, every_case, tokens
 
 import zoo
 from kernels.autograd import backward_share
@@ -27,7 +27,7 @@ def test_an_exported_model_loads_bit_for_bit(case, tmp_path):
 
 
 @pytest.mark.slow
-@every_case
+@defaults_first
 def test_cost_is_read_from_the_meta_device(case):
     """Training costs three forwards, except where an operator has declared another backward (kernels.autograd)."""
     config = case.config()

@@ -11,9 +11,10 @@ from support.contract_cases import (
     WIDTH,
     Case,
     build,
+    defaults_first,
     every_case,
-    every_mixer,
     keys,
+    mixers_defaults_first,
     tokens,
 )
 from support.margins import below
@@ -27,7 +28,7 @@ FAR, CHANGED = 1040, (97, 200, 513, 1039)
 """Tokens of a sequence longer than a verdict scores, and where its future is changed."""
 
 
-@every_case
+@defaults_first
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @torch.no_grad()
 def test_the_future_changes_nothing(case, training):
@@ -110,7 +111,7 @@ ROUNDING, FAINT = 1e-9, 1e-2
 """Influence that counts, over the largest output, and over the largest influence of the same token."""
 
 
-@every_mixer
+@mixers_defaults_first
 def test_memory_does_not_end_at_fixed_places(case):
     """Where memory is cut in forward and in decoding alike, they agree, and every other contract is kept."""
     assert_memory_goes_on(build(case.config(depth=1)).eval().layers[0].mixer)

@@ -158,7 +158,14 @@ def fresh(lines: Iterator[str], shown: set[str]) -> Iterator[str]:
             yield line
 
 
-@pytest.mark.parametrize(("kind", "name"), recorded_blocks(FOLDER), ids=lambda x: x)
+DAILY = ("kda", "gsa", "ohc", "moe")
+BLOCKS = [
+    pytest.param(kind, name, marks=[] if name in DAILY else [pytest.mark.long], id=f"{kind}-{name}")
+    for kind, name in recorded_blocks(FOLDER)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), BLOCKS)
 def test_every_option_of_a_block_does_and_costs_what_it_did(kind, name):
     recorded.check(FOLDER / f"{kind}-{name}.txt", collected(kind, name), relative=1e-5)
 

@@ -339,7 +339,16 @@ STUDIES = (
 )
 
 
-@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)
+DAILY = (verdicts, one_seed, two_depths_and_experiments, tasks, text_and_tasks, layouts)
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study, marks=[] if study in DAILY else [pytest.mark.long], id=study.__name__)
+        for study in STUDIES
+    ],
+)
 def test_what_is_said_of_a_study_is_what_was_said(study):
     recorded.check(RECORDED / f"{study.__name__}.txt", said_lines(study()), absolute=1e-9)
 

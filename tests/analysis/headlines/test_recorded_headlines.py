@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from support import recorded
 from support.pretended_runs import model, pretended
 
@@ -67,6 +68,7 @@ def longer(evidence: Evidence) -> Iterator:
     yield from level(found, "kda", "mla")
 
 
+@pytest.mark.long
 def test_judgements_of_studies():
     told = []
     for name, found in STUDIES.items():

@@ -37,7 +37,7 @@ PARTS = {
 """Studies, the seeds of their models, and the figures; tests/analysis/figures has the others."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARTS)
 def test_figures_of_published_studies_draw_what_they_drew(name):
     studies, wanted, figures = PARTS[name]

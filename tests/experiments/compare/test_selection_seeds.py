@@ -212,7 +212,7 @@ def test_a_selection_that_was_stopped_between_two_rounds_goes_on(tmp_path: Path,
     assert len(rounds) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_selection_by_two_seeds_goes_on_where_it_was_interrupted(lab: Lab, monkeypatch):
     words = ["--multirun", "job=compare", "model=transformer", "model.depth=1", "trainer.max_steps=4"]
     words += ["trainer.val_every=2", "compare.rates=[1e-3,3e-3,1e-2]", "compare.extend=0", "compare.seeds=1"]

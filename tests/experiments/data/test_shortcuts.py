@@ -67,6 +67,7 @@ def test_what_a_task_says_of_itself(name: str, options: dict, way: str | None, s
     assert found.describe()["shortcut"] == {"way": found.shortcut.way, "accuracy": found.shortcut.accuracy}
 
 
+@pytest.mark.long
 def test_long_sequences_are_measured_on_fewer():
     """A question at each of 1,024 places: 2^20 pairs a sequence, so 32 sequences."""
     long = task_set("parity", length=1024)

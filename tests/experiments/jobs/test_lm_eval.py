@@ -234,6 +234,10 @@ def test_the_job_scores_local_tasks_and_the_report_has_them(
             ["lm_eval.tasks=[x]", "lm_eval.include=/nowhere"],
             "lm_eval.include=/nowhere is no folder with tasks",
         ),
+        (
+            ["evaluate.stride=999", "lm_eval.tasks=[arc_easy]"],
+            "evaluate.stride=999 is above the trained length",
+        ),
         (["lm_eval.limit=0", "lm_eval.tasks=[arc_easy]"], "lm_eval.limit=0.0 must be a number above 0"),
     ],
 )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 SHORT = ("trainer.max_steps=2", "trainer.val_every=2")
 
 
-@pytest.mark.parametrize("kind", [Lab, TaskLab], ids=["text", "task"])
+@pytest.mark.parametrize("kind", [Lab, pytest.param(TaskLab, marks=pytest.mark.long)], ids=["text", "task"])
 @pytest.mark.parametrize(("steps", "told"), [(1, True), (30, False)])
 def test_systems_that_are_not_solved_are_told_of(tmp_path: Path, lab: Lab, kind, steps, told):
     place = kind(tmp_path / "here", lab.text, lab.cache)
