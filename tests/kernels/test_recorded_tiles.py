@@ -40,7 +40,9 @@ def of_each_operation(calls) -> list:
     found, known = [], set()
     for call in calls:
         found.append(
-            pytest.param(call, id=call.title, marks=[pytest.mark.long] if call.operation.__name__ in known else [])
+            pytest.param(
+                call, id=call.title, marks=[pytest.mark.long] if call.operation.__name__ in known else []
+            )
         )
         known.add(call.operation.__name__)
     return found

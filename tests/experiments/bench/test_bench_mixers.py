@@ -18,6 +18,7 @@ def config(folder) -> Config:
     return made
 
 
+@pytest.mark.long
 def test_a_row_for_attention_and_each_mixer_at_each_length(tmp_path):
     run_suite(config(tmp_path))
     rows = list(csv.DictReader((tmp_path / "mixers.csv").open()))

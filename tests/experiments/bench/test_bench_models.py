@@ -36,7 +36,7 @@ def rows_in(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "models.csv").read_text().splitlines()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_mode_at_every_length_once(tmp_path):
     made = config(tmp_path, "transformer", "hypergraph", "orthgsa")
     suite.run(made)

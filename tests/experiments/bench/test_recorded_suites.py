@@ -300,6 +300,7 @@ def test_work_of_every_case():
     check(RECORDED / "work_of_cases.txt", lines())
 
 
+@pytest.mark.long
 def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
     """suite=inference without transformers: rows at growing contexts, what is left out, what memory does not hold."""
     monkeypatch.setattr(inference, "CELL_S", 10.0)

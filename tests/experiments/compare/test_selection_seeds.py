@@ -188,6 +188,7 @@ def test_what_was_selected_by_several_seeds_is_said(tmp_path: Path, pretend, cap
     ) in said
 
 
+@pytest.mark.long
 def test_a_selection_that_was_stopped_between_two_rounds_goes_on(tmp_path: Path, pretend):
     trained = pretend(by_seed({**LUCKY, 0.033: [4.99, 5.0], 0.11: [5.5]}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,13 @@ from support.program import Lab
 from torch import Tensor
 
 import zoo
+from analysis import load_results, write_report
+from analysis.report.columns import harness
 from experiments import evaluate
 from experiments.configuration.compose import architectures
 from experiments.data import DataConfig
-from experiments.runs import LoadedRun
+from experiments.jobs import lm_eval
+from experiments.runs import LoadedRun, write_splits
 from zoo import LanguageModel, ModelConfig
 from zoo.errors import UserError
 from zoo.tokenization import ByteTokenizer
@@ -200,10 +204,6 @@ def test_rolling_log_likelihoods_are_the_scores_of_evaluate(
 def test_the_job_scores_local_tasks_and_the_report_has_them(
     finished: Lab, lab: Lab, tasks: Path, tmp_path: Path
 ):
-    import shutil
-
-    from analysis import load_results, write_report
-
     run = Path(shutil.copytree(finished.run_folder(), tmp_path / "study" / finished.run_folder().name))
     words = [f"run={run}", f"lm_eval.include={tasks}"]
     outcome = lab.here("job=lm_eval", *words, "lm_eval.tasks=[local_choices]")
@@ -217,12 +217,22 @@ def test_the_job_scores_local_tasks_and_the_report_has_them(
     errors = table["stderr"].notna().to_dict()
     assert errors == {"local_choices": True, "local_generation": True, "local_rolling": False}
     assert f"{table['value']['local_rolling']:.4f}" in outcome.out
-    page = write_report(results, tmp_path / "report")
+    assert set(harness(results)["task"]) == set(table.index)
+    assert harness(results)["seeds"].eq(1).all()
+
+
+@pytest.mark.long
+def test_the_report_has_a_table_of_the_harness(finished: Lab, tmp_path: Path):
+    run = Path(shutil.copytree(finished.run_folder(), tmp_path / "study" / finished.run_folder().name))
+    write_splits(
+        run / lm_eval.FILE, lm_eval.COLUMNS, {"arc": [("acc", "none", 0.5, 0.1, 20, 0, "1.0", "all", "x")]}
+    )
+    page = write_report(tmp_path / "study", tmp_path / "report")
     for name in ("index.html", "report.md"):
-        text = (page.parent / name).read_text().replace("\\_", "_")
+        text = (page.parent / name).read_text()
         assert "lm-evaluation-harness" in text
-        assert "local_rolling" in text
-    assert "bits_per_byte" in (page.parent / "tables" / "lm_eval.csv").read_text()
+        assert "arc" in text
+    assert "acc" in (page.parent / "tables" / "lm_eval.csv").read_text()
 
 
 @pytest.mark.parametrize(

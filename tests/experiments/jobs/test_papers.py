@@ -40,7 +40,7 @@ def with_entries(config: Config, *entries: str) -> Config:
     return replace(config, compare=replace(config.compare, models=list(entries)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_headline_composes_and_its_models_build_with_equal_parameters(lab: Lab):
     lab.arguments = lambda *words: list(words)
     configs = {config.name: config for config in lab.compose("--multirun", "+experiment=papers")}

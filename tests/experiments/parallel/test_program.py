@@ -30,7 +30,7 @@ def labs(tmp_path: Path, small_text: Path, shared_cache: Path, *names: str) -> l
     return [Lab(tmp_path / name, small_text, shared_cache) for name in names]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_write_what_one_writes(tmp_path: Path, small_text: Path, shared_cache: Path):
     one, two = labs(tmp_path, small_text, shared_cache, "one", "two")
     for lab, words in ((one, STEP), (two, TWO)):

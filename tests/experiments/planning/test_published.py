@@ -59,7 +59,7 @@ def test_published_runs_are_found_by_their_configurations(study):
         assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_levels_of_published_tasks_follow_from_the_settings_of_their_runs():
     """What chance, copying and a memory get right is measured again, once for each setting of a task and its steps."""
     told, measured = {}, {}
@@ -121,7 +121,7 @@ def test_a_report_draws_the_figures_that_were_not_kept(lab: Lab):
         assert kept | rest <= {path.stem for path in (place / "report" / "figures").glob(f"*{suffix}")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     study = next(path for path in STUDIES if path.name == "extrapolation")
     words = ["job=publish", f"runs={study}", "source=somewhere"]

@@ -186,7 +186,7 @@ def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: 
     assert not planned.folder.failed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cells_that_paused_have_not_failed_and_the_command_says_how_to_go_on(lab: Lab):
     words = ["--multirun", "seed=0,1", "model.depth=1", "model.d_model=16", "trainer.max_steps=4"]
     outcome = lab.here(*words, "trainer.pause_at=2")

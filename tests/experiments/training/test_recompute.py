@@ -141,8 +141,8 @@ def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
         gc.enable()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["orthgsa", "shc", "transformer"])
-@pytest.mark.slow
 def test_none_keeps_more_than_selective_and_that_more_than_full(preset):
     model = model_of(preset, d_model=64)
     kept = {mode: bytes_of(model, mode) for mode in MODES}

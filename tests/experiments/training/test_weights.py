@@ -94,7 +94,7 @@ def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
     assert runs.find(run, "last") == runs.find(run, "best") == (run, STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run: Path):
     values = {}
     for words, step in (([], 10), (["probe.at=last"], 20), (["probe.at=7"], 7), (["probe.at=best"], 10)):
