@@ -339,7 +339,7 @@ STUDIES = (
 )
 
 
-DAILY = (verdicts, one_seed, two_depths_and_experiments, tasks, text_and_tasks, layouts)
+DAILY = (verdicts, two_depths_and_experiments, text_and_tasks)
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_a_form_that_takes_seconds_is_timed_once(tmp_path, monkeypatch):
     assert [row["milliseconds_median"] for row in made.rows] == [suite.SLOW_MS, 2.0] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_suite_measures_what_can_serve_and_names_what_cannot(tmp_path):
     rows = measured(tmp_path, "short_conv", "sparse_attention")
     assert {(row["model"], row["tokens"], row["batch"]) for row in rows} >= {

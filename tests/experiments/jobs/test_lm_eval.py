@@ -235,6 +235,7 @@ def test_the_report_has_a_table_of_the_harness(finished: Lab, tmp_path: Path):
     assert "acc" in (page.parent / "tables" / "lm_eval.csv").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -251,7 +252,6 @@ def test_the_report_has_a_table_of_the_harness(finished: Lab, tmp_path: Path):
         (["lm_eval.limit=0", "lm_eval.tasks=[arc_easy]"], "lm_eval.limit=0.0 must be a number above 0"),
     ],
 )
-@pytest.mark.slow
 def test_mistakes_are_told_in_a_line(lab: Lab, finished: Lab, words: list[str], says: str):
     outcome = lab.here("job=lm_eval", f"run={finished.run_folder()}", *words)
     assert (outcome.status, outcome.out) == (2, "")

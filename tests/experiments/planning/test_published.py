@@ -34,8 +34,8 @@ def parts(study: Path):
     return (*publishing.read_configurations(study), load_results(study).runs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
-@pytest.mark.slow
 def test_a_published_folder_says_where_it_comes_from(study):
     assert missing_parts(study) == []
 
@@ -108,7 +108,7 @@ def test_every_figure_of_a_study_is_there_or_said_to_be_drawn_again(study):
     assert {path.stem for path in study.glob("*.txt")} == kept
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_report_draws_the_figures_that_were_not_kept(lab: Lab):
     """From the tables of the study alone, by the command of its README."""
     study = next(path for path in STUDIES if path.name == "papers_recall")
