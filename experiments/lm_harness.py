@@ -140,7 +140,7 @@ class HarnessModel(TemplateLM):
         if not self.carry and room < 1:
             raise UserError(
                 f"a continuation has {len(tokens):,} tokens and the model was trained on {self.model.seq_len:,}; give "
-                "lm_eval.carry=true, which reads texts of any length"
+                "evaluate.carry=true, which reads texts of any length"
             )
         return _Asked(place, tuple(context if self.carry else context[-room:]), tuple(tokens))
 
