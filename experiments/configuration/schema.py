@@ -331,13 +331,13 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps: batch size times length (null: the suite's own).
-    cases: suites kernels, compile, models, mixers, steps, traffic and inference: prefixes of the names to
-        measure (null: all; for inference with runs: none).
+    cases: suites kernels, compile, models, mixers, steps, profile, traffic and inference: prefixes of the names to
+        measure (null: all; for inference with runs: none; for profile: the configured model).
     runs: suite inference: run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs: suite harness: how often to time both loops, Lightning's and the bare one, in turns.
     steps: suite harness: training steps of each loop.
-    budget_s: time limit in seconds; kernels and models continue next time, other suites leave longer lengths out.
+    budget_s: time limit in seconds; kernels, models and profile continue next time, others leave longer lengths out.
     target: suite compile: the GPU to compile for, H200, H100 or A100; it need not be present.
     out: folder for tables (null: results/bench).
     """
@@ -403,6 +403,7 @@ class GpuConfig:
         come from the hub).
     rehearse: run every stage, small, on this machine, with or without a GPU, into results/gpu-rehearsal.
     target: stage=compile on a machine without a GPU: the GPU to compile for, H200, H100 or A100.
+    plan: stage=short: a file of pieces of work, seconds and priorities (null: experiments/gpu/short.toml).
     """
 
     stage: str | None = None
@@ -410,6 +411,7 @@ class GpuConfig:
     inputs: str = ".gpu"
     rehearse: bool = False
     target: str | None = None
+    plan: str | None = None
 
 
 @dataclass

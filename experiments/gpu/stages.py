@@ -17,6 +17,7 @@ from experiments import data
 from experiments.bench.run_suite import is_finished, run_suite
 from experiments.gpu.compile_stage import compile_kernels
 from experiments.gpu.settings import PATTERNS, Record, Settings
+from experiments.gpu.short_stage import run_short
 from experiments.parallel.group import pick_device
 from experiments.planning.plan import Plan, plan
 from experiments.runs import METRICS, RunPaused, read_metrics
@@ -197,7 +198,10 @@ STAGES: dict[str, Stage] = {
     "dense": _train("dense"),
     "sf": _train("sf"),
     "publish": _publish,
+    "short": run_short,
 }
+ONLY_WHEN_NAMED = ("short",)
+"""It measures in minutes what the others measure better."""
 
 
 # Left of a stage's time for set-up, the last checkpoint and the end of a run.

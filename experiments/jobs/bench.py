@@ -20,12 +20,13 @@ from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "steps", "traffic")
+_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "profile", "steps", "traffic")
 _WITH_RUNS = "inference"
 _USES = {
     "inference": ("scoring", "decoding"),
     "latency": ("scoring",),
     "models": ("training", "scoring", "decoding"),
+    "profile": ("training",),
     "recompute": ("training",),
     "steps": ("training",),
 }
@@ -88,7 +89,7 @@ def _check_backend(config: Config) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, ModelConfig]]:
     """The models that the suite makes; of runs it asks itself."""
-    if config.suite == "recompute":
+    if config.suite == "recompute" or (config.suite == "profile" and config.bench.cases is None):
         yield "the model", config.model
     elif config.suite == "latency":
         from experiments.bench.suites.latency import PATTERNS

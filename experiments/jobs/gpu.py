@@ -10,6 +10,7 @@
     models        training step, prefill and decode of all presets (suite=models), row by row
     dense, sf     training of both by the reference recipe, within the time limit
     publish       scores of the best weights so far, curves and tables into results/published/
+    short         only if gpu.stage names it: what a plan file lists (gpu.plan), by priority, in gpu.minutes together
 
 A finished stage is skipped the next time; one that reached its time limit continues where it stopped. With
 gpu.rehearse=true all stages run small on any machine; gpu.stage=compile gpu.target=H200 compiles on one without a GPU.
@@ -23,7 +24,7 @@ import torch
 
 from experiments.configuration.schema import Config
 from experiments.gpu.settings import Record, Settings
-from experiments.gpu.stages import STAGES
+from experiments.gpu.stages import ONLY_WHEN_NAMED, STAGES
 from experiments.jobs import Job
 from experiments.jobs.bench import draw
 from experiments.system import machine
@@ -44,7 +45,8 @@ def run(config: Config) -> None:
     if stage is not None and stage not in STAGES:
         raise unknown("stage", stage, STAGES)
     done = Record(settings.folder / "stages.json")
-    for name in STAGES if stage is None else [stage]:
+    usual = [name for name in STAGES if name not in ONLY_WHEN_NAMED]
+    for name in usual if stage is None else [stage]:
         if stage is None and name in done:
             print(f"{name}: done before")
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -17,6 +18,7 @@ from support.program import Lab
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import stages
 from experiments.gpu.settings import Settings
+from experiments.gpu.short_stage import read_plan
 from experiments.system import paths
 from kernels.ops.short_conv_triton import _forward_tuned
 from kernels.triton_common import tuning
@@ -171,3 +173,62 @@ def test_a_launch_says_how_it_went(monkeypatch):
 
 def test_no_time_left_pauses_tuning(tmp_path):
     assert not stages.tune_kernels(settings_in(tmp_path, minutes=0.0))
+
+
+PIECES = """
+[[work]]
+name = "later"
+priority = 2
+seconds = 50
+tests = ["tests/kernels/test_rotary.py"]
+
+[[work]]
+name = "first"
+priority = 1
+seconds = 50
+under = ["no-such-profiler"]
+bench = ["suite=profile", "model=kda_pure", "model.d_model=16", "bench.lengths=[4096]"]
+
+[[work]]
+name = "too long"
+priority = 3
+seconds = 9999
+bench = ["suite=kernels"]
+"""
+
+
+@pytest.mark.slow
+def test_the_short_stage_does_its_plan_by_priority_and_goes_on_where_it_stopped(lab: Lab):
+    plan = lab.results.parent / "plan.toml"
+    plan.write_text(PIECES)
+    words = ["job=gpu", "gpu.rehearse=true", "gpu.stage=short", f"gpu.plan={plan}"]
+    outcome = lab.run(*words, timeout=200)
+    assert outcome.status == 0, outcome.err
+    folder = lab.results / "gpu-rehearsal"
+    lines = [json.loads(line) for line in (folder / "short" / "short.jsonl").read_text().splitlines()]
+    assert [(line["work"], line["outcome"]) for line in lines] == [("first", "done"), ("later", "done")]
+    assert (folder / "short.tar.gz").is_file()
+    rows = _rows(folder / "short" / "profile.csv")
+    assert {(row["model"], row["tokens"]) for row in rows} == {("kda_pure", "16")}
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-3)
+    again = lab.run(*words, timeout=200)
+    assert again.out.count("done before") == 2
+    assert "too long: needs 9999 s" in again.out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1", "no [[work]]"),
+        ("[[work", "gpu.plan"),
+        ('[[work]]\nname = "a"\npriority = 1\nseconds = 5', "bench or tests"),
+        ('[[work]]\nname = "a"\npriority = 1\nseconds = 0\ntests = ["b"]', "above 0"),
+        ('[[work]]\nname = "a"\nseconds = 5\ncost = 3', "cost"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text, reason):
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(reason)):
+        read_plan(tmp_path / "plan.toml")
+    with pytest.raises(UserError, match="no_such"):
+        read_plan(tmp_path / "no_such.toml")
