@@ -21,7 +21,7 @@ from typing import Any
 from kernels.dispatch import registered_backends
 from zoo import registry
 from zoo.errors import UserError, unknown
-from zoo.options import before_they_existed, deciding, limited
+from zoo.options import added, before_they_existed, deciding, limited
 
 # The layouts of the HyperGraph report: eight sparse (S) and six full (F) layers each, and the dense baseline.
 LAYOUTS = {
@@ -88,8 +88,9 @@ class ModelConfig:
 
     preset: name in legends (None: named after its pattern); pattern: one letter per layer, repeated up to the depth, or
     the name of a layout; depth: number of layers (None: the pattern's length); d_model: model width; n_heads: heads of
-    every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's weights; backend: backend
-    of all kernels, in decoding too (varlen and flash_attn only serve whole sequences; decoding steps then use "auto");
+    every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's weights; norm_eps: ε of
+    RMSNorms: the layers', the last, and those of heads (norms of latents and L2 norms keep 1e-6); backend: backend of
+    all kernels, in decoding too (varlen and flash_attn only serve whole sequences; decoding steps then use "auto");
     refused if it does not support the model's operations.
     """
 
@@ -99,6 +100,7 @@ class ModelConfig:
     d_model: int = limited(64, least=1)
     n_heads: int = limited(4, least=1)
     tie_embeddings: bool = True
+    norm_eps: float = added(1e-6, before=1e-6, above=0)
     backend: str = limited("auto", choices=lambda: ("auto", *registered_backends()))
     mixers: Mixers = dataclasses.field(default_factory=Mixers)  # type: ignore[valid-type]
     residual: ResidualChoice = dataclasses.field(default_factory=ResidualChoice)  # type: ignore[valid-type]

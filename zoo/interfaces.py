@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from zoo.context import Context
 from zoo.modules.caches import state_bytes
+from zoo.modules.layers import NORM_EPS
 
 NOT_BY_STEPS = ("varlen", "flash_attn")
 """Backends that compute whole sequences alone: `Dims.step_backend` says why."""
@@ -41,7 +42,8 @@ class Dims:
 
     d_model: width; n_heads: the model's heads; seq_len: the *configured* length T (rules such as k = T/8 use it,
     never the batch's length, so that decoding agrees with training); layer: index of the layer, from 0;
-    depth: number of layers; backend: kernels' backend ("auto" picks by device and shape).
+    depth: number of layers; backend: kernels' backend ("auto" picks by device and shape); norm_eps: ε of the model's
+    RMSNorms.
     """
 
     d_model: int
@@ -50,6 +52,7 @@ class Dims:
     layer: int
     depth: int
     backend: str = "auto"
+    norm_eps: float = NORM_EPS
 
     def heads(self, own: int | None) -> int:
         """A block's own number of heads, or the model's where that is None."""

@@ -43,7 +43,7 @@ class Layer(nn.Module):
         self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
         self.channel = channel.cls(getattr(config.channel, channel.name), dims)
         self.mixer_name, self.channel_name = mixer.name, channel.name
-        self.mixer_norm, self.channel_norm = RMSNorm(dims.d_model), RMSNorm(dims.d_model)
+        self.mixer_norm, self.channel_norm = (RMSNorm(dims.d_model, dims.norm_eps) for _ in range(2))
         self.mixer_residual = scheme.cls(scheme_options, dims)
         self.channel_residual = scheme.cls(scheme_options, dims)
 
@@ -117,7 +117,9 @@ class LanguageModel(nn.Module):
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
         self.recompute: Recompute | None = None  # a setting of training, no part of the model
         self.letters = letters_of(config)
-        dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
+        dims = Dims(
+            config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend, config.norm_eps
+        )
         # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
         with torch.random.fork_rng(devices=[]):
             self._build(config, vocab_size, dims)
@@ -137,7 +139,7 @@ class LanguageModel(nn.Module):
                 f"{type(self.streams).__name__}: a token carries {carried} vectors to the next layer, and has {inside} "
                 "inside one; define inside() too"
             )
-        self.norm = RMSNorm(config.d_model)
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:

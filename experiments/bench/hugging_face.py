@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.bench.model_steps import tensors_in
 from zoo.generate import prefill
 from zoo.model import LanguageModel, Layer
-from zoo.modules.layers import NORM_EPS, RMSNorm
+from zoo.modules.layers import RMSNorm
 
 # Copying weights into transformers' Llama, LFM2 or DeepSeek-V3. It rotates halves of a head where this project
 # rotates adjacent pairs, so rows of q and k move (`half_split`); DeepSeek takes pairs if asked to.
@@ -85,10 +85,12 @@ def half_split(x: Tensor, width: int) -> Tensor:
 
 
 def _attention(m: nn.Module) -> Weights:
-    yield "q_proj.weight", half_split(m.q_proj.weight, m.width)
-    yield "k_proj.weight", half_split(m.k_proj.weight, m.width)
-    yield "v_proj.weight", m.v_proj.weight
-    yield "o_proj.weight", m.o_proj.weight
+    for name in ("q_proj", "k_proj"):
+        for kind, values in getattr(m, name).named_parameters():
+            yield f"{name}.{kind}", half_split(values, m.width)
+    for name in ("v_proj", "o_proj"):
+        for kind, values in getattr(m, name).named_parameters():
+            yield f"{name}.{kind}", values
 
 
 def _dense_layer(layer: Layer) -> Weights:
@@ -116,7 +118,10 @@ def family_of(model: LanguageModel) -> str | None:
     if config.residual.name != "add" or config.channel.name != "swiglu":
         return None
     attention = [m for m, letter in zip(mixers, model.letters, strict=True) if letter == "F"]
-    if any(m.window or m.output_gate or m.value_gate or m.rope_base is None for m in attention):
+    biased = [m.q_proj.bias is not None for m in attention]
+    if any(biased) or any(
+        m.window or m.output_gate or m.value_gate or m.rope_base is None for m in attention
+    ):
         return None
     normalised = {isinstance(m.q_norm, RMSNorm) for m in attention}
     letters = set(model.letters)
@@ -133,11 +138,16 @@ def make_llama(model: LanguageModel) -> nn.Module:
     """A Llama with the weights of a model of full attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    m = model.layers[0].mixer
-    own = {"num_key_value_heads": m.kv_heads, "rms_norm_eps": NORM_EPS, **_rope(m.rope_base)}
-    theirs = LlamaForCausalLM(LlamaConfig(**_sizes(model, m.heads), **own))
+    theirs = LlamaForCausalLM(LlamaConfig(**llama_settings(model)))
     copy_weights(model, theirs, llama_layer, "model.norm.weight")
     return theirs.eval()
+
+
+def llama_settings(model: LanguageModel) -> dict[str, Any]:
+    """The configuration of Llama, Qwen and their like for a model whose first layer is full attention."""
+    m = model.layers[0].mixer
+    own = {"num_key_value_heads": m.kv_heads, "rms_norm_eps": model.config.norm_eps, "head_dim": m.width}
+    return {**_sizes(model, m.heads), **own, **_rope(m.rope_base)}
 
 
 def make_lfm2(model: LanguageModel) -> nn.Module:
@@ -147,7 +157,7 @@ def make_lfm2(model: LanguageModel) -> nn.Module:
     m = model.layers[model.letters.index("F")].mixer
     own = {
         "num_key_value_heads": m.kv_heads,
-        "norm_eps": NORM_EPS,
+        "norm_eps": model.config.norm_eps,
         "conv_L_cache": model.config.mixers.gated_conv.kernel_size,
         "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv" if letter == "C" else "full_attention" for letter in model.letters],
@@ -174,7 +184,7 @@ def make_deepseek(model: LanguageModel, interleaved: bool = True) -> nn.Module:
         "qk_rope_head_dim": m.rope_dim,
         "qk_nope_head_dim": m.width,
         "v_head_dim": m.width,
-        "rms_norm_eps": NORM_EPS,
+        "rms_norm_eps": model.config.norm_eps,
         "rope_interleave": interleaved,
         **_rope(m.rope_base),
     }

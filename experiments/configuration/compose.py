@@ -178,9 +178,13 @@ def _help_texts_unchecked() -> Iterator[None]:
         argparse.ArgumentParser._check_help = check
 
 
+SHARED = ("d_model", "n_heads", "depth", "tie_embeddings", "norm_eps", "backend")
+"""Keys of a model that all presets of a comparison have from its command."""
+
+
 def architectures(like: ModelConfig) -> dict[str, ModelConfig]:
-    """Preset -> its configuration, with the width, heads, depth and backend of `like`; the transformer first."""
-    shared = {key: getattr(like, key) for key in ("d_model", "n_heads", "depth", "tie_embeddings", "backend")}
+    """Preset -> its configuration, with the SHARED keys of `like`; the transformer first."""
+    shared = {key: getattr(like, key) for key in SHARED}
     return {name: from_dict(ModelConfig, {**overlay(name), **shared}) for name in _names()}
 
 

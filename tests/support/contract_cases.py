@@ -29,12 +29,20 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"window": 5},
         "qk_norm": {"qk_norm": True},
         "no_positions": {"positions": "none"},
+        "biases": {"qkv_bias": True, "n_kv_heads": 2},
         "gates": {"output_gate": True, "value_gate": True, "n_kv_heads": 1, "head_width": 6},
     },
     "gsa": {
         "selected": {"warmup": 0, "k_base": 3, "head_width": 6},
         "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
-        "relu": {"warmup": 0, "adaptive": "none", "k_base": 3, "scores": "relu"},
+        "relu": {
+            "warmup": 0,
+            "adaptive": "none",
+            "k_base": 3,
+            "scores": "relu",
+            "qkv_bias": True,
+            "qk_norm": True,
+        },
     },
     "mesanet": {"value_conv": {"value_conv": True, "head_width": 6}},
     "hypergraph": {
@@ -64,7 +72,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "linear": {"update": "linear"},
     },
     "nsa": {
-        "grouped": {"n_kv_heads": 2, "n_select": 3, "head_width": 6},
+        "grouped": {"n_kv_heads": 2, "n_select": 3, "head_width": 6, "qkv_bias": True},
         "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
     },
     "swiglu": {"hidden": {"hidden": 24}},

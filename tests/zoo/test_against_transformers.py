@@ -8,9 +8,18 @@ from __future__ import annotations
 import pytest
 import torch
 from support.contract_cases import tokens
-from torch import nn
+from support.margins import below
+from torch import Tensor, nn
 
-from experiments.bench.hugging_face import family_of, make_deepseek, make_lfm2, make_llama
+from experiments.bench.hugging_face import (
+    copy_weights,
+    family_of,
+    llama_layer,
+    llama_settings,
+    make_deepseek,
+    make_lfm2,
+    make_llama,
+)
 from experiments.configuration.compose import overlay
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.config import from_dict
@@ -19,12 +28,17 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 VOCAB, D, HEADS, HIDDEN, TIME = 29, 32, 4, 48, 37
+CLOSE = 1e-5
 
 
-def ours(pattern: str, **mixers) -> LanguageModel:
-    """A model of this project, its weights moved far enough from their start that every term counts."""
+def ours(pattern: str, model: dict | None = None, **mixers) -> LanguageModel:
+    """A model of this project, its weights moved far enough from their start that every term counts.
+
+    model: keys of the model beside the mixers'.
+    """
     values = {"pattern": pattern, "depth": len(pattern), "d_model": D, "n_heads": HEADS, "mixers": mixers}
-    config = from_dict(ModelConfig, values | {"channel": {"swiglu": {"hidden": HIDDEN}}})
+    values |= {"channel": {"swiglu": {"hidden": HIDDEN}}} | (model or {})
+    config = from_dict(ModelConfig, values)
     model = LanguageModel(config, vocab_size=VOCAB, seq_len=TIME)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -33,16 +47,22 @@ def ours(pattern: str, **mixers) -> LanguageModel:
     return model.eval()
 
 
-def assert_same_logits(model: LanguageModel, theirs: nn.Module) -> None:
-    """Whole sequences, and decoding token by token."""
-    batch = tokens(2, TIME)
+def assert_same_logits(model: LanguageModel, theirs: nn.Module, time: int = TIME) -> None:
+    """Whole sequences, and decoding token by token; errors relative to the root mean square of the logits."""
+    batch = tokens(2, time)
     with torch.no_grad():
         wanted = theirs(input_ids=batch, use_cache=False).logits
-        torch.testing.assert_close(model(batch)[0], wanted, rtol=1e-4, atol=1e-4)
-        state = model.init_state(2)
-        for t in range(TIME):
-            logits, state = model.step(batch[:, t], state)
-            torch.testing.assert_close(logits, wanted[:, t], rtol=1e-4, atol=1e-4)
+        below(error(model(batch)[0], wanted), CLOSE, "whole")
+        state, rows = model.init_state(2), []
+        for token in batch.T:
+            logits, state = model.step(token, state)
+            rows.append(logits)
+        below(error(torch.stack(rows, 1), wanted), CLOSE, "decoded")
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """The norm of the difference over that of what is wanted."""
+    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -56,6 +76,26 @@ def test_full_attention_is_llama(kv_heads):
 def test_gated_convolution_and_normalised_attention_are_lfm2():
     model = ours("CCFCCF", attention={"n_kv_heads": 2, "qk_norm": True, "rope_base": 1e6})
     assert_same_logits(model, make_lfm2(model))
+
+
+@pytest.mark.parametrize(("pattern", "make"), [("FF", make_llama), ("CFC", make_lfm2)])
+def test_the_epsilon_of_norms_is_theirs(pattern, make):
+    """With another of ours the logits are others: an embedding this small makes it count."""
+    attention = {"qk_norm": pattern != "FF"}
+    model, other = (ours(pattern, {"norm_eps": eps}, attention=attention) for eps in (1e-3, 1e-6))
+    with torch.no_grad():
+        for each in (model, other):
+            each.embedding.weight.mul_(0.1)
+    assert_same_logits(model, make(model))
+    assert error(other(tokens(2, TIME))[0], model(tokens(2, TIME))[0]) > 100 * CLOSE
+
+
+def test_biases_of_q_k_and_v_are_qwen2s():
+    model = ours("FF", attention={"n_kv_heads": 2, "qkv_bias": True, "rope_base": 1e6})
+    assert family_of(model) is None
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**llama_settings(model)))
+    copy_weights(model, theirs, llama_layer, "model.norm.weight")
+    assert_same_logits(model, theirs.eval())
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["pairs", "halves"])

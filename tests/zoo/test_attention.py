@@ -22,6 +22,7 @@ OPTIONS = {
     "window": {"window": 3},
     "window_of_one": {"window": 1},
     "qk_norm": {"qk_norm": True},
+    "biases": {"qkv_bias": True, "n_kv_heads": 2, "value_gate": True},
     "no_positions": {"positions": "none"},
     "rope_base": {"rope_base": 50.0},
     "output_gate": {"output_gate": True},
@@ -29,6 +30,7 @@ OPTIONS = {
     "everything": {
         "n_kv_heads": 2,
         "window": 4,
+        "qkv_bias": True,
         "qk_norm": True,
         "rope_base": 100.0,
         "output_gate": True,
@@ -67,8 +69,12 @@ def by_definition(m: Attention, config: AttentionConfig, x: Tensor) -> Tensor:
     kv_heads = config.n_kv_heads or heads
     width = D // heads
 
+    def projected(projection, t: int) -> Tensor:
+        out = projection.weight @ x[t]
+        return out + projection.bias if config.qkv_bias else out
+
     def vector(projection, t: int, head: int, norm=None) -> Tensor:
-        out = (projection.weight @ x[t])[head * width : (head + 1) * width]
+        out = projected(projection, t)[head * width : (head + 1) * width]
         if norm is not None:
             out = normed(out, norm.weight)
         return turned(out, t, config.rope_base) if config.positions == "rope" else out
@@ -86,7 +92,7 @@ def by_definition(m: Attention, config: AttentionConfig, x: Tensor) -> Tensor:
             scores, values = [], []
             for s in range(first, t + 1):
                 k = vector(m.k_proj, s, shared, m.k_norm if config.qk_norm else None)
-                v = m.v_proj.weight @ x[s]
+                v = projected(m.v_proj, s)
                 if config.value_gate:
                     v = v * gate(m.value_gate, s)
                 scores.append((q @ k) / math.sqrt(width))

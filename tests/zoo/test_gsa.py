@@ -41,9 +41,9 @@ def run(made: GSA, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor,
     return made(x, Context.of(x[..., 0], cu_seqlens))
 
 
-def full_attention(made: GSA) -> Attention:
+def full_attention(made: GSA, **options) -> Attention:
     """Full attention with the same weights and gates."""
-    options = AttentionConfig(n_kv_heads=made.kv_heads, output_gate=True, value_gate=True)
+    options = AttentionConfig(n_kv_heads=made.kv_heads, output_gate=True, value_gate=True, **options)
     other = Attention(options, Dims(WIDTH, HEADS, SEQ_LEN, 0, 1)).to(made.q_proj.weight.dtype)
     shared = {name: value for name, value in made.state_dict().items() if name in other.state_dict()}
     other.load_state_dict(shared)
@@ -59,13 +59,14 @@ def outcome(made, x: Tensor) -> list[Tensor]:
     return [y, grads[0], *(grad for _, grad in sorted(zip(named, grads[1:], strict=True)))]
 
 
+@pytest.mark.parametrize("shared", [{}, {"qkv_bias": True, "qk_norm": True}], ids=["plain", "options"])
 @pytest.mark.parametrize(
     "options", [{"k_base": 19, "k_min": 19, "k_max": 19}, {"warmup": 5}], ids=["k=T", "warm-up"]
 )
-def test_selecting_everything_is_full_attention_with_the_same_gates(options):
-    made = mixer(**options)
+def test_selecting_everything_is_full_attention_with_the_same_gates(options, shared):
+    made = mixer(**options, **shared)
     x = inputs(2, 19)
-    for got, wanted in zip(outcome(made, x), outcome(full_attention(made), x), strict=True):
+    for got, wanted in zip(outcome(made, x), outcome(full_attention(made, **shared), x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 

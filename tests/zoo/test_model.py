@@ -83,6 +83,19 @@ def test_the_norm_is_its_definition_in_fp32():
     torch.testing.assert_close(norm(big)[0].float(), torch.arange(8.0))
 
 
+@pytest.mark.parametrize("residual", ["add", "ohc"])
+def test_norm_eps_is_that_of_every_norm_but_the_latents(residual):
+    config = ModelConfig(pattern="FGLKMO", depth=6, d_model=32, norm_eps=1e-3)
+    config.mixers.attention.qk_norm = config.mixers.gsa.qk_norm = True
+    config.residual.name = residual
+    model = on_meta(config, vocab_size=11, seq_len=8)
+    found = {name: m.eps for name, m in model.named_modules() if isinstance(m, RMSNorm)}
+    latents = {name for name in found if name.startswith("layers.2.mixer.")}
+    assert {found.pop(name) for name in latents} == {1e-6}
+    assert set(found.values()) == {1e-3}
+    assert len(found) == 2 * 6 + 1 + 4 + 3
+
+
 def test_weights_start_normal_and_output_projections_smaller():
     model = LanguageModel(ModelConfig(pattern="SF", depth=6, d_model=128), vocab_size=512, seq_len=8)
     smaller = 0.02 / math.sqrt(2 * 6)

@@ -43,26 +43,29 @@ def only(branch: int, made: NSA) -> NSA:
     return made
 
 
-def full_attention(made: NSA, branch: int) -> Attention:
+def full_attention(made: NSA, branch: int, **options) -> Attention:
     """Full attention with the keys, values and queries of a branch."""
-    other = Attention(AttentionConfig(n_kv_heads=made.kv_heads), Dims(WIDTH, HEADS, 64, 0, 1)).double()
+    config = AttentionConfig(n_kv_heads=made.kv_heads, **options)
+    other = Attention(config, Dims(WIDTH, HEADS, 64, 0, 1)).double()
     pairs = ((other.k_proj, made.k_proj), (other.v_proj, made.v_proj))
     with torch.no_grad():
         for mine, theirs in pairs:
-            mine.weight.copy_(theirs.weight.view(3, -1, WIDTH)[branch])
-        other.q_proj.weight.copy_(made.q_proj.weight)
+            mine.load_state_dict({key: x.chunk(3)[branch] for key, x in theirs.state_dict().items()})
+        other.q_proj.load_state_dict(made.q_proj.state_dict())
         other.o_proj.weight.copy_(made.o_proj.weight)
     return other
 
 
+@pytest.mark.parametrize("shared", [{}, {"qkv_bias": True}], ids=["plain", "options"])
 @pytest.mark.parametrize(
     ("branch", "options"), [(1, {"n_select": 8}), (2, {"window": 31})], ids=["slc", "win"]
 )
 @torch.no_grad()
-def test_selection_and_window_over_everything_are_full_attention_with_rope(branch, options):
-    made, x = mixer(**options), inputs(2, 31)
-    torch.testing.assert_close(run(only(branch, made), x), run(full_attention(made, branch), x))
-    assert not torch.allclose(run(only(branch, mixer()), x), run(full_attention(made, branch), x))
+def test_selection_and_window_over_everything_are_full_attention_with_rope(branch, options, shared):
+    made, x = mixer(**options, **shared), inputs(2, 31)
+    full = full_attention(made, branch, **shared)
+    torch.testing.assert_close(run(only(branch, made), x), run(full, x))
+    assert not torch.allclose(run(only(branch, mixer(**shared)), x), run(full, x))
 
 
 @torch.no_grad()

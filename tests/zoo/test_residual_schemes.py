@@ -326,7 +326,7 @@ def test_the_layers_norm_may_be_part_of_reading(scheme):
         m, x = registry.get("residual", "add").cls(None, DIMS), 1e-3 * streams()[:, :, 0]
     else:
         m, x = random_residual(scheme), 1e-3 * streams()
-    norm = RMSNorm(D).double()
+    norm = RMSNorm(D, 0.1).double()
     norm.weight.copy_(torch.linspace(0.5, 2, D))
     for part in (x, x[:, :1]):
         (u, same, got), (y, wanted) = m.normed_pre(part, norm), m.pre(part)

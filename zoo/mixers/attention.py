@@ -23,9 +23,9 @@ class AttentionConfig:
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: as many as query heads);
     max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer;
     head_width: K, width of a head (None: D/H); positions: "rope" or "none"; rope_base: base of rotary positions;
-    qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the current one included, a query
-    attends to (None: all); output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W
-    + b), on the values.
+    qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per head on q and k before the rotation; window:
+    how many tokens, the current one included, a query attends to (None: all); output_gate: gate G1, o ⊙ σ(x·W + b), on
+    attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values.
     """
 
     n_heads: int | None = None
@@ -38,6 +38,7 @@ class AttentionConfig:
     value_gate: bool = False
     max_kv_heads: int | None = added(None, before=None)
     head_width: int | None = added(None, before=None)
+    qkv_bias: bool = added(False, before=False)
 
 
 @register_mixer(
@@ -63,7 +64,9 @@ class Attention(GroupedQueryMixer):
         o_t = Σ_{s ≤ t} softmax_s(RoPE(q_t, t)·RoPE(k_s, s) / √K) · v_s
         y = o·W_o                            [B, T, D]
 
-    Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys (rotated) and values of all tokens.
+    By option q, k and v have biases, q and k an RMSNorm per head before the rotation, and gates σ(x·W + b) multiply the
+    values and the output. Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys (rotated) and values of all
+    tokens.
     """
 
     state_options = ("head_width",)
@@ -84,6 +87,7 @@ class Attention(GroupedQueryMixer):
             config.head_width,
             default_kv_heads=heads if most is None else grouped_kv_heads(heads, most),
             rope_base=config.rope_base if config.positions == "rope" else None,
+            qkv_bias=config.qkv_bias,
             qk_norm=config.qk_norm,
             output_gate=config.output_gate,
             value_gate=config.value_gate,

@@ -13,10 +13,11 @@ from zoo.options import even_width, head_width, kv_heads, positive
 class GroupedQueryMixer(Mixer):
     """The projections from x to q, k, v and from the heads' output o to y; a subclass chooses a query's keys.
 
-        q, k = RoPE(norm(x·W_q)), RoPE(norm(x·W_k))      [B, T, H, K], [B, T, Hkv, K]; norm per head, by option
-        v = x·W_v ⊙ σ(x·W_G2 + b)                        [B, T, Hkv, K], the gate by option
-        y = (o ⊙ σ(x·W_G1 + b))·W_o                      [B, T, D], the gate by option
+        q, k = RoPE(norm(x·W_q + b_q)), RoPE(norm(x·W_k + b_k))     [B, T, H, K], [B, T, Hkv, K]
+        v = (x·W_v + b_v) ⊙ σ(x·W_G2 + b)                           [B, T, Hkv, K]
+        y = (o ⊙ σ(x·W_G1 + b))·W_o                                 [B, T, D]
 
+    The norm per head, the biases of q, k, v and both gates are options.
     Raises UserError, naming the block, for heads and rotary positions that do not fit.
     """
 
@@ -30,6 +31,7 @@ class GroupedQueryMixer(Mixer):
         *,
         default_kv_heads: int,
         rope_base: float | None,
+        qkv_bias: bool,
         qk_norm: bool,
         output_gate: bool,
         value_gate: bool,
@@ -43,12 +45,12 @@ class GroupedQueryMixer(Mixer):
         self.rope_base = rope_base
         self.backend, self.step_backend = dims.backend, dims.step_backend
         inner, inner_kv = heads * self.width, self.kv_heads * self.width
-        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
-        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
-        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=qkv_bias)
+        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=qkv_bias)
+        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=qkv_bias)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.q_norm = RMSNorm(self.width) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.width) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.width, dims.norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.width, dims.norm_eps) if qk_norm else nn.Identity()
         self.output_gate = Gate(dims.d_model, inner) if output_gate else None
         self.value_gate = Gate(dims.d_model, inner_kv) if value_gate else None
 

@@ -19,7 +19,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, ParameterGroup, StepBuffer
 from zoo.mixers.grouped_query import GroupedQueryMixer
-from zoo.modules import RowCache, by_sequence, fp32_linear, positions
+from zoo.modules import RMSNorm, RowCache, by_sequence, fp32_linear, positions
 from zoo.modules.layers import Derived
 from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.events import record_gates, record_sparse_attention
@@ -151,7 +151,11 @@ class StepProjection:
         inner, kv = mixer.heads * mixer.width, mixer.kv_heads * mixer.width
         sizes = (inner + kv, kv, (index.heads + 1) * index.width, index.heads)
         heads, v, indexer, w, gates = y.split((*sizes, y.shape[-1] - sum(sizes)), -1)
-        heads = kernels.rope(heads.unflatten(-1, (-1, mixer.width)), positions, mixer.rope_base)
+        heads = heads.unflatten(-1, (-1, mixer.width))
+        if isinstance(mixer.q_norm, RMSNorm):
+            q, k = heads.split((mixer.heads, mixer.kv_heads), 2)
+            heads = torch.cat([mixer.q_norm(q), mixer.k_norm(k)], 2)
+        heads = kernels.rope(heads, positions, mixer.rope_base)
         indexer = indexer.unflatten(-1, (-1, index.width))
         if index.rope_base is not None:
             indexer = kernels.rope(indexer, positions, index.rope_base)
@@ -197,11 +201,12 @@ class GSAConfig:
     """Options of gated sparse attention; None scales with the model.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
-    head_width: K, width of a head (None: D/H); rope_base: base of rotary positions; index_heads: H^I, heads of the
-    indexer; index_width: d_I, width of a head of the indexer (None: D/12); index_rope: rotary positions in the indexer,
-    as DeepSeek-V3.2's has in half its width; False: none, as the OrthGSA document writes it, but then it cannot find
-    the tokens just before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's
-    bounded scores, or "relu", DeepSeek-V3.2's, which need adaptive=none; k_base: tokens that a query attends to where
+    head_width: K, width of a head (None: D/H); qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per
+    head on q and k before the rotation; rope_base: base of rotary positions; index_heads: H^I, heads of the indexer;
+    index_width: d_I, width of a head of the indexer (None: D/12); index_rope: rotary positions in the indexer, as
+    DeepSeek-V3.2's has in half its width; False: none, as the OrthGSA document writes it, but then it cannot find the
+    tokens just before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's bounded
+    scores, or "relu", DeepSeek-V3.2's, which need adaptive=none; k_base: tokens that a query attends to where
     adaptive=none, and what the other rules start from (None: T/8 for the configured length T, at most 2048); k_min:
     fewest tokens that a rule may give a query (None: k_base/8); k_max: most tokens that a rule may give a query (None:
     2·k_base); adaptive: how k follows the variance v of a query's scores: "inverse", k_base·√(reference_variance/v),
@@ -230,6 +235,8 @@ class GSAConfig:
     warmup: int = 1000
     aux_weight: float = 1.0
     head_width: int | None = added(None, before=None)
+    qkv_bias: bool = added(False, before=False)
+    qk_norm: bool = added(False, before=False)
 
 
 @register_mixer(
@@ -258,10 +265,11 @@ class GSA(GroupedQueryMixer):
         S_t = top-k_t of I_t over s ≤ t, t itself in it              k_t from the variance of I_t (AdaptiveK)
         o_t = Σ_{s ∈ S_t} softmax_s(q_t·k_s/√K) · v_s,               y = (o ⊙ σ(x·W_G1 + b))·W_o
 
-    The indexer reads x without passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the
-    mean over queries of KL(p_t ‖ softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up
-    attention is dense, in evaluation too, and the loss runs over all s ≤ t; afterwards both run over S_t.
-    Work: T²·H^I·d_I for the indexer and T·k·H·K for attention. Decode state: keys, values and index keys.
+    By option q, k and v have biases, and q and k an RMSNorm per head before the rotation. The indexer reads x without
+    passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the mean over queries of KL(p_t ‖
+    softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up attention is dense, in evaluation too,
+    and the loss runs over all s ≤ t; afterwards both run over S_t. Work: T²·H^I·d_I for the indexer and T·k·H·K for
+    attention. Decode state: keys, values and index keys.
     """
 
     state_options = ("head_width",)
@@ -278,7 +286,8 @@ class GSA(GroupedQueryMixer):
             config.head_width,
             default_kv_heads=default_kv_heads(heads),
             rope_base=config.rope_base,
-            qk_norm=False,
+            qkv_bias=config.qkv_bias,
+            qk_norm=config.qk_norm,
             output_gate=config.output_gate,
             value_gate=config.value_gate,
         )

@@ -100,7 +100,7 @@ class KDA(Mixer):
             self.decay = LogDecay((self.heads,), (self.heads,))
         self.gate_down = nn.Linear(d_model, self.width, bias=False)
         self.gate_up = nn.Linear(self.width, inner)
-        self.o_norm = RMSNorm(self.width)
+        self.o_norm = RMSNorm(self.width, dims.norm_eps)
         self.o_proj = OutputProjection(inner, d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:

@@ -106,7 +106,7 @@ class MesaNet(Mixer):
             }
         )
         self.lamb = nn.Parameter(torch.full((self.heads, self.width), math.log(math.expm1(1 - LAMBDA_FLOOR))))
-        self.o_norm = RMSNorm(self.width)
+        self.o_norm = RMSNorm(self.width, dims.norm_eps)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:

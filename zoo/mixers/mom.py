@@ -94,7 +94,7 @@ class MoM(Mixer):
             nn.Linear(dims.d_model, total * self.heads, bias=False) if self.gated else None for _ in range(2)
         )
         self.decay = LogDecay((total, self.heads), (total, self.heads)) if self.gated else None
-        self.o_norm = RMSNorm(self.width)
+        self.o_norm = RMSNorm(self.width, dims.norm_eps)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
     def _sizes(self, config: MoMConfig, dims: Dims) -> None:

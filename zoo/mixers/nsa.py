@@ -50,12 +50,12 @@ class NSAConfig:
     """Options of native sparse attention; None scales with the model and its configured length T.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
-    head_width: K, width of a head (None: D/H); rope_base: base of rotary positions; select_size: l', tokens of a block
-    that is read in full (None: √T, rounded down to a power of two, 2 … 64); block_size: l, tokens of a compressed block
-    (None: l'/2); stride: d, tokens from the start of a compressed block to that of the next (None: l'/4, at least 1);
-    n_select: n, blocks that are read in full: the first, the query's own b and the one before it, and those that score
-    highest (None: T/4 tokens, 4 … 16 blocks); window: w, tokens of the window, the current one included (None: T/8, at
-    most 512).
+    head_width: K, width of a head (None: D/H); qkv_bias: biases of the projections to q, k and v; rope_base: base of
+    rotary positions; select_size: l', tokens of a block that is read in full (None: √T, rounded down to a power of two,
+    2 … 64); block_size: l, tokens of a compressed block (None: l'/2); stride: d, tokens from the start of a compressed
+    block to that of the next (None: l'/4, at least 1); n_select: n, blocks that are read in full: the first, the
+    query's own b and the one before it, and those that score highest (None: T/4 tokens, 4 … 16 blocks); window: w,
+    tokens of the window, the current one included (None: T/8, at most 512).
 
     From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
     """
@@ -69,6 +69,7 @@ class NSAConfig:
     n_select: int | None = None
     window: int | None = None
     head_width: int | None = added(None, before=None)
+    qkv_bias: bool = added(False, before=False)
 
 
 @dataclass
@@ -147,9 +148,9 @@ class NSA(Mixer):
         g = σ(x·W_g + b)                            [B, T, H, 3]
         y = (g_0·o^cmp + g_1·o^slc + g_2·o^win)·W_o
 
-    o^cmp is 0 for a query before the first block's end. Work a token: T/d + n·l' + w scores a head. Decode state: keys
-    and values of all tokens, of the last w and of the last l, and a summary every d tokens; a step reads the
-    summaries, n blocks and the window.
+    o^cmp is 0 for a query before the first block's end. By option q, keys and values have biases. Work a token: T/d +
+    n·l' + w scores a head. Decode state: keys and values of all tokens, of the last w and of the last l, and a summary
+    every d tokens; a step reads the summaries, n blocks and the window.
     """
 
     state_options = ("head_width", "window")
@@ -165,8 +166,10 @@ class NSA(Mixer):
         self.rope_base = config.rope_base
         self.backend = dims.backend
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
-        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
-        self.k_proj, self.v_proj = (nn.Linear(dims.d_model, 3 * inner_kv, bias=False) for _ in range(2))
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(dims.d_model, width, bias=config.qkv_bias)
+            for width in (inner, 3 * inner_kv, 3 * inner_kv)
+        )
         self.compress_k, self.compress_v = (Compress(self.sizes["block_size"], self.width) for _ in range(2))
         self.gate_proj = nn.Linear(dims.d_model, 3 * self.heads)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)

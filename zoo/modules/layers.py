@@ -18,6 +18,7 @@ import kernels
 from zoo.context import Context
 
 NORM_EPS = 1e-6
+"""ε of norms that a model does not set by `norm_eps`: L2 norms, of latents, and of what residual coefficients read."""
 INIT_STD = 0.02
 """Of weights, but those of output projections (`output_std`)."""
 A_RANGE, DT_RANGE = (1.0, 16.0), (1e-3, 0.1)
@@ -25,19 +26,20 @@ A_RANGE, DT_RANGE = (1.0, 16.0), (1e-3, 0.1)
 
 
 class RMSNorm(nn.Module):
-    """y = x · rsqrt(mean(x²) + 1e-6) ⊙ gain over the last axis, computed in at least fp32, returned in x's dtype.
+    """y = x · rsqrt(mean(x²) + ε) ⊙ gain over the last axis, computed in at least fp32, returned in x's dtype.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467).
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, eps: float = NORM_EPS) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> y [..., width]."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), NORM_EPS).to(x.dtype)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
 
 
 def l2norm(x: Tensor) -> Tensor:

@@ -256,7 +256,7 @@ class HyperResidual(Residual):
             y, coefficients = self.pre(x)
             return norm(y), x, coefficients
         coefficients, x = self._coefficients(x)
-        options = {"gain": norm.weight, "eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        options = {"gain": norm.weight, "eps": norm.eps, "hand_on": True, "backend": self.dims.backend}
         return *kernels.hyper_pre(x, coefficients.pre, **options), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
