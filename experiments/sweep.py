@@ -1,4 +1,4 @@
-"""Sweeps: cells are checked all at once and handed to an engine; what a sweep shows, and what it would train."""
+"""Sweeps: planned cells are handed to an engine; the names of cells, and what a sweep shows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from tqdm import tqdm
 
 from experiments import engines
 from experiments.configuration.compose import short_labels
-from experiments.configuration.schema import Config
 from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
-from experiments.planning.identity import leaves, refuse_lost_values, tell_earlier
-from experiments.planning.plan import Plan, plan
-from experiments.runs import RunFailed, RunPaused
+from experiments.planning.identity import leaves, tell_earlier
+from experiments.planning.plan import Plan
 from experiments.system.processes import MIN_SECONDS
 from experiments.training.execute import prepare
-from zoo.errors import UserError
 
 # On the terminal: a progress bar, a line a finished cell, and the cells' names.
 
@@ -114,49 +111,6 @@ class SweepDisplay:
 
 
 # Training the cells (experiments.engines runs them).
-
-
-def run_sweep(configs: list[Config]) -> None:
-    """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
-
-    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two
-    folders they are refused.
-    """
-    plans = list({p.folder.path: p for p in checked(configs)}.values())
-    try:
-        failed = train_all(plans)
-    except CellsLeft as left:  # as the command said
-        print(left)
-        return
-    if failed:
-        raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
-    paused = sum(not p.done for p in plans)
-    if paused:
-        raise RunPaused(
-            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
-        )
-
-
-def checked(configs: list[Config]) -> list[Plan]:
-    """The plan of every cell. Raises UserError for mistakes, and for cells that would overwrite each other's values."""
-    for config in configs:
-        engines.check(config)
-    plans = [plan(config) for config in configs]
-    refuse_lost_values(plans)
-    _refuse_copies(plans)
-    return plans
-
-
-def _refuse_copies(plans: list[Plan]) -> None:
-    """Raise UserError for cells that differ in nothing but their folder: they would be one run, trained twice."""
-    first: dict[str, Plan] = {}
-    for planned in plans:
-        other = first.setdefault(planned.run, planned)
-        if other.folder != planned.folder:
-            raise UserError(
-                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
-                "(name, results); give the sweep one name and sweep over settings"
-            )
 
 
 def train_all(plans: list[Plan]) -> list[Plan]:
@@ -261,42 +215,3 @@ def _result(planned: Plan) -> str:
         return "done"
     more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
     return f"done: test loss {test['loss']:.4f}, {more}"
-
-
-# dry=true: what a command would train, and how far its runs are.
-
-
-def list_cells(configs: list[Config]) -> None:
-    """Print a line a cell: its state, its run folder, and the words of the command in which it differs from others.
-
-    Everything is checked as for training. Raises UserError.
-    """
-    plans = checked(configs)
-    shared = set.intersection(*(set(config.overrides) for config in configs))
-    states = {planned.folder.path: _state(planned) for planned in plans}
-    width = max(map(len, states.values()))
-    for config, planned in zip(configs, plans, strict=True):
-        own = [word for word in config.overrides if word not in shared]
-        print(
-            "  ".join(
-                [
-                    states[planned.folder.path].ljust(width),
-                    str(planned.folder.path),
-                    *(own or [planned.title]),
-                ]
-            )
-        )
-    counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-    equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
-    print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
-    tell_earlier({planned.folder.path: planned for planned in plans}.values())
-
-
-def _state(planned: Plan) -> str:
-    if planned.done:
-        return "complete"
-    if planned.folder.complete:
-        return "to score"
-    if planned.folder.resumable:
-        return "to resume"
-    return "failed" if planned.folder.failed else "new"

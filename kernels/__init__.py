@@ -5,7 +5,7 @@ dispatch.py     from a call to the backend that serves it
 autograd.py     costs, derivatives that are refused, a gated output
 packing.py      packed sequences and their chunks;  indices.py: lists of chosen keys
 noise.py        noise from a seed, a step and a place;  rotary.py: rotary positions
-streams.py      sizes of residual streams;  sdpa.py: PyTorch's attention, with its NaNs
+streams.py      sizes of residual streams
 plugins/        attention of other packages: flash-attn, varlen
 triton_common/  what Triton forms share: tiles, tuning, operators for compilers
 numba_common/   what Numba forms share

@@ -19,7 +19,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
-from zoo.options import check_limits
+from zoo.options import check_limits, remembered
 from zoo.recompute import Layers, Recompute
 
 
@@ -263,6 +263,12 @@ def on_meta(
         config = dataclasses.replace(config, backend="auto")
     with torch.device("meta"), _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+@remembered
+def meta_model(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+    """`on_meta`, made once a process: it is shared, so do not change it."""
+    return on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
 def on_fake_tensors(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from zoo.errors import UserError, unknown
 
+R = TypeVar("R")
 _BEFORE = "before"
 
 
@@ -53,6 +55,28 @@ def has_defaults(config: type) -> bool:
     return dataclasses.is_dataclass(config) and not any(
         f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
     )
+
+
+def remembered(function: Callable[..., R]) -> Callable[..., R]:
+    """The function, called once a process for equal arguments; the results of the last 64 are kept.
+
+    For functions of configurations: these can be changed and have no hash, so arguments are told apart by their `repr`.
+    What is returned is shared, so do not change it. `forget()` drops what is kept.
+    """
+    kept: dict[str, R] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> R:
+        key = repr((args, kwargs))
+        if key not in kept:
+            found = function(*args, **kwargs)
+            if len(kept) == 64:
+                del kept[next(iter(kept))]
+            kept[key] = found
+        return kept[key]
+
+    call.forget = kept.clear  # type: ignore[attr-defined]
+    return call
 
 
 def deciding(config: Any, keys: Iterable[str] | None = None) -> dict[str, Any]:

@@ -488,6 +488,11 @@ class Config:
         return self.data.batch_size * self.data.seq_len * self.trainer.accumulate
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """What a model is made for: its vocabulary, before the text is read, and its length."""
+        return {"vocab_size": self.nominal_vocabulary, "seq_len": self.data.seq_len}
+
+    @property
     def nominal_vocabulary(self) -> int:
         """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
         return {"bytes": 257, "gpt2": 50257}.get(self.data.tokenizer, self.data.vocab_size)

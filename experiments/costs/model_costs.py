@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import json
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,27 +18,11 @@ from torch.utils._pytree import tree_leaves
 from experiments.configuration.schema import Config
 from experiments.costs.peak_flops import utilisation
 from zoo import cost
-from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
-from zoo.model import LanguageModel, on_meta
+from zoo.model import LanguageModel, meta_model, on_meta
 
 STATE_LENGTHS = (1024, 8192, 131_072)
 """Tokens after which the decode state is counted, beside data.seq_len."""
-
-
-def meta_model(config: Config, vocab_size: int | None = None) -> LanguageModel:
-    """The model of a configuration on the meta device, made once a process: it is shared, so do not change it.
-
-    vocab_size: None for the nominal one. Raises UserError for what a model cannot be built of.
-    """
-    values = json.dumps(dataclasses.asdict(config.model))
-    return _meta_model(values, vocab_size or config.nominal_vocabulary, config.data.seq_len)
-
-
-@functools.lru_cache(maxsize=64)
-def _meta_model(config_json: str, vocab_size: int, seq_len: int) -> LanguageModel:
-    config = from_dict(ModelConfig, json.loads(config_json))
-    return on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,8 @@ class Costs:
 
 def derive_costs(config: Config, vocab_size: int) -> Costs:
     """The costs of the model that a configuration makes for a vocabulary of this size."""
-    length, model = config.data.seq_len, meta_model(config, vocab_size)
+    length = config.data.seq_len
+    model = meta_model(config.model, vocab_size=vocab_size, seq_len=length)
     return Costs(
         forward_flops=cost.flops_per_token(model, length),
         training_flops=cost.flops_per_token(model, length, backward=True),

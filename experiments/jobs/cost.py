@@ -6,17 +6,15 @@ such as how many tokens a sparse mixer keeps, would have it.
 
 from __future__ import annotations
 
-import dataclasses
-
 from experiments.configuration.compose import label, short_labels, shorten_pattern
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import FlopCount, count_flops, meta_model
+from experiments.costs.model_costs import FlopCount, count_flops
 from experiments.jobs import Job
 from experiments.planning.plan import apply_match, check_served
 from zoo import cost
 from zoo.config import layout_name
 from zoo.errors import UserError
-from zoo.model import LanguageModel, letters_of
+from zoo.model import LanguageModel, letters_of, meta_model
 
 FOOTNOTE = (
     "A multiply-add is two FLOPs; dense attention counts all T×T scores; routing is taken as balanced.\n"
@@ -33,7 +31,7 @@ EXTRAPOLATED = (
 def run(config: Config) -> None:
     """Print the costs of the configured model; needs no data and no memory for weights."""
     config = _checked(config)
-    model = meta_model(config)
+    model = meta_model(config.model, **config.sizes)
     letters = letters_of(config.model)
     layout = layout_name(letters)
     print(f"model: {label(config, letters)}")
@@ -108,14 +106,14 @@ def table_row(config: Config, notes: _Notes | None = None) -> list[str]:
             notes.add(length, count)
         flops.append(_mark(length, count) + _millions(count.per_token))
         states.append(format_bytes(cost.state_bytes(model, length)))
-    model = meta_model(config)
+    model = meta_model(config.model, **config.sizes)
     numbers = [f"{cost.parameters(model):,}", format_bytes(cost.stream_bytes(model))]
     return [shorten_pattern(letters_of(config.model)), *numbers, *flops, *states]
 
 
 def at_length(config: Config, length: int) -> LanguageModel:
     """The model without storage, configured for sequences of `length` tokens."""
-    return meta_model(dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=length)))
+    return meta_model(config.model, vocab_size=config.nominal_vocabulary, seq_len=length)
 
 
 def format_bytes(size: int) -> str:

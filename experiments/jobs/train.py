@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from experiments import engines
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.identity import tell_earlier
+from experiments.planning.identity import refuse_lost_values, tell_earlier
 from experiments.planning.plan import Plan, plan
-from experiments.runs import SUMMARY
+from experiments.runs import SUMMARY, RunFailed, RunPaused
 from experiments.scoring.text import format_metrics
 from experiments.system import signals
 from experiments.system.processes import Bar
 from experiments.training.execute import execute
+from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
-    """Train, unless the run is complete already; print its test metrics. Other engines take it as a sweep of one.
+    """Train, unless the run is complete already, and print its test metrics. With dry=true only say how far it is."""
+    run_sweep([config])
 
-    With dry=true only say how far it is.
+
+def run_sweep(configs: list[Config]) -> None:
+    """Train all cells that are not complete, `sweep.workers` at a time, one alone here; with dry=true only list them.
+
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two
+    folders they are refused. Raises RunFailed at the end if any failed, RunPaused if any paused.
     """
-    if config.dry or config.sweep.engine != "pool" or config.sweep.action != "wait":
-        run_sweep([config])
-        return
-    planned = plan(config)
+    for config in configs:
+        engines.check(config)
+    plans = [plan(config) for config in configs]
+    refuse_lost_values(plans)
+    _refuse_copies(plans)
+    first = configs[0].sweep
+    if configs[0].dry:
+        _list(plans, [config.overrides for config in configs])
+    elif len(plans) == 1 and first.engine == "pool" and first.action == "wait":
+        _train_here(plans[0])
+    else:
+        _train(list({planned.folder.path: planned for planned in plans}.values()))
+
+
+def _refuse_copies(plans: list[Plan]) -> None:
+    """Raise UserError for cells that differ in nothing but their folder: they would be one run, trained twice."""
+    first: dict[str, Plan] = {}
+    for planned in plans:
+        other = first.setdefault(planned.run, planned)
+        if other.folder != planned.folder:
+            raise UserError(
+                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
+                "(name, results); give the sweep one name and sweep over settings"
+            )
+
+
+def _train_here(planned: Plan) -> None:
+    """Train one run in this process, and print its test metrics."""
     tell_earlier([planned])
-    bar = Bar(planned.title, config.trainer.progress)
+    bar = Bar(planned.title, planned.config.trainer.progress)
     try:
         if not execute(planned, bar):
             print(f"already complete: {planned.folder.path}")
@@ -32,15 +66,49 @@ def run(config: Config) -> None:
     print(_report(planned))
 
 
-def run_sweep(configs: list[Config]) -> None:
-    """Train all cells of a sweep that are not complete, `sweep.workers` at a time; with dry=true only list them."""
+def _train(plans: list[Plan]) -> None:
+    """Train runs by their engine, several at once."""
     with signals.loading():
-        from experiments import sweep
+        from experiments.engines.engine import CellsLeft
+        from experiments.sweep import train_all
 
-    if configs[0].dry:
-        sweep.list_cells(configs)
-    else:
-        sweep.run_sweep(configs)
+    try:
+        failed = train_all(plans)
+    except CellsLeft as left:  # as the command said
+        print(left)
+        return
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
+    paused = sum(not p.done for p in plans)
+    if paused:
+        raise RunPaused(
+            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
+        )
+
+
+def _list(plans: list[Plan], words: list[tuple[str, ...]]) -> None:
+    """Print a line a cell: its state, its run folder, and the words of its command in which it differs from others."""
+    shared = set.intersection(*map(set, words))
+    states = {planned.folder.path: _state(planned) for planned in plans}
+    width = max(map(len, states.values()))
+    for planned, given in zip(plans, words, strict=True):
+        path = planned.folder.path
+        own = [word for word in given if word not in shared] or [planned.title]
+        print("  ".join([states[path].ljust(width), str(path), *own]))
+    counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
+    equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
+    print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
+    tell_earlier({planned.folder.path: planned for planned in plans}.values())
+
+
+def _state(planned: Plan) -> str:
+    if planned.done:
+        return "complete"
+    if planned.folder.complete:
+        return "to score"
+    if planned.folder.resumable:
+        return "to resume"
+    return "failed" if planned.folder.failed else "new"
 
 
 def _report(planned: Plan) -> str:

@@ -7,7 +7,6 @@ since, `refuse_lost_values` where one sweep asks for both.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,12 +18,12 @@ import yaml
 import zoo.config
 from experiments import data
 from experiments.configuration.schema import Config, TrainerConfig
-from experiments.costs.model_costs import meta_model
 from experiments.data.cache import content_hash
 from experiments.runs import CONFIG, RunFolder
 from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.errors import UserError
+from zoo.model import meta_model
 from zoo.options import deciding
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
 
     No paths, devices, loggers, threads, recomputing, logging intervals.
 
-    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
+    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`data.fingerprint`). Options
     that were added later are left out where their values keep the behaviour from before (zoo.options).
     """
     unequal = _unequal_micro_batches(config)
@@ -72,17 +71,7 @@ def _unequal_micro_batches(config: Config) -> bool:
         return data.TaskSet(config.data).answers_vary
     if config.data.pack != "document":
         return False
-    return any(meta_model(config).aux_weights.values())
-
-
-def fingerprint_data(config: data.DataConfig) -> str:
-    """`data.fingerprint` of a configuration, computed once a process."""
-    return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
-
-
-@functools.lru_cache(maxsize=64)
-def _fingerprint(config_json: str) -> str:
-    return data.fingerprint(zoo.config.from_dict(data.DataConfig, json.loads(config_json), "data"))
+    return any(meta_model(config.model, **config.sizes).aux_weights.values())
 
 
 def run_name(identity: dict[str, Any]) -> str:

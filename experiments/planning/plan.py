@@ -9,20 +9,17 @@ import csv
 import dataclasses
 import functools
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from experiments import data, runs
 from experiments.configuration.compose import label
 from experiments.configuration.schema import HELD_OUT, Config, OptimConfig, ProbeConfig, TrainerConfig
-from experiments.costs.model_costs import meta_model
 from experiments.data import TASKS
 from experiments.parallel import group
-from experiments.planning.identity import fingerprint_data, folder_of, identify
+from experiments.planning.identity import folder_of, identify
 from experiments.runs import NOT_EXPERIMENTS, SUMMARY, RunFolder
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo import cost, registry
@@ -30,8 +27,12 @@ from zoo.backends import TRAINING, check_backend
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 from zoo.matching import match, plain_transformer
-from zoo.model import letters_of
-from zoo.options import check_limits
+from zoo.model import letters_of, meta_model
+from zoo.options import check_limits, remembered
+
+# Cells of a sweep mostly share their data and their model.
+check_data, fingerprint = remembered(data.check), remembered(data.fingerprint)
+_check_backend = remembered(check_backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ def plan(config: Config) -> Plan:
     config = resolve(config)
     check_config(config)
     letters = letters_of(config.model)
-    identity = identify(config, letters, fingerprint_data(config.data))
+    identity = identify(config, letters, fingerprint(config.data))
     return Plan(config, letters, *folder_of(config, identity))
 
 
@@ -120,8 +121,8 @@ def resolve_steps(config: Config) -> Config:
             f"trainer.max_steps={trainer.max_steps} and trainer.tokens_per_parameter={ratio:g} both set the length of "
             "training; leave one of them out"
         )
-    plain = dataclasses.replace(config, model=plain_transformer(config.model))
-    steps = max(1, round(ratio * cost.parameters_non_embedding(meta_model(plain)) / config.tokens_per_step))
+    size = meta_model(plain_transformer(config.model), **config.sizes)
+    steps = max(1, round(ratio * cost.parameters_non_embedding(size) / config.tokens_per_step))
     resolved = dataclasses.replace(trainer, max_steps=steps, tokens_per_parameter=None)
     return dataclasses.replace(config, trainer=resolved)
 
@@ -211,16 +212,10 @@ def check_config(config: Config) -> None:
     check_probe(config.probe)
     if config.trainer.probe_every is not None:
         check_measures()
-    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
+    check_data(config.data)
     group.check(config)
-    meta_model(config)  # every module's own checks, such as heads that divide the width
+    meta_model(config.model, **config.sizes)  # every module's own checks, such as heads that divide the width
     check_served(config, here=config.sweep.engine == "pool")
-
-
-@functools.lru_cache(maxsize=64)
-def _check_data(config_json: str) -> None:
-    """Once a data configuration: the cells of a sweep mostly share it."""
-    data.check(from_dict(data.DataConfig, json.loads(config_json), "data"))
 
 
 def check_served(
@@ -236,22 +231,7 @@ def check_served(
     device = group.pick_device(config.device) if here else None
     half = device is not None and group.pick_precision(config.trainer.precision, device) == "bf16"
     packed = config.data.name not in TASKS and config.data.pack == "document"
-    values = json.dumps(dataclasses.asdict(model))
-    _check_served(values, config.data.seq_len, device, half, packed, uses)
-
-
-@functools.lru_cache(maxsize=64)
-def _check_served(
-    config_json: str,
-    seq_len: int,
-    device: torch.device | None,
-    half: bool,
-    packed: bool,
-    uses: tuple[str, ...],
-) -> None:
-    """Once a model and a place where it is computed."""
-    config = from_dict(ModelConfig, json.loads(config_json))
-    check_backend(config, uses, seq_len=seq_len, device=device, half=half, packed=packed)
+    _check_backend(model, uses, seq_len=config.data.seq_len, device=device, half=half, packed=packed)
 
 
 def _check_place(config: Config) -> None:

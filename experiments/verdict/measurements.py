@@ -16,13 +16,13 @@ from experiments.bench import result_table, timing
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
 from experiments.bench.suites.inference import STEPS, decode_call, prefill_call
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import count_flops, meta_model
+from experiments.costs.model_costs import count_flops
 from experiments.parallel.group import pick_device, pick_precision
 from zoo import cost, registry
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 from zoo.matching import match
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, meta_model
 
 # Sizes, derived from the built modules.
 
@@ -50,7 +50,8 @@ def size_rows(config: Config, models: dict[str, ModelConfig], length: int) -> li
 
 def at_length(config: Config, model: ModelConfig, length: int) -> LanguageModel:
     """The model without storage, for sequences of `length` tokens, with its widths matched."""
-    return meta_model(matched(config, model, length))
+    config = matched(config, model, length)
+    return meta_model(config.model, **config.sizes)
 
 
 def matched(config: Config, model: ModelConfig, length: int) -> Config:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, on_cuda, only_when_named, without_autocast
+from kernels.ops.attention import sdpa
 from kernels.ops.path_attention.reference import householder
-from kernels.sdpa import sdpa
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 

@@ -15,13 +15,13 @@ from support.tree_copy import ROOT
 import kernels
 from analysis.gallery import listed
 from experiments.bench.run_suite import SUITES
-from experiments.costs.model_costs import meta_model
 from experiments.system.paths import CONF
 from zoo import Dims, registry
 from zoo.channels.moe import MoEConfig
 from zoo.mixers import gsa, mesanet, nsa
 from zoo.mixers.gsa import GSAConfig
 from zoo.mixers.nsa import NSAConfig
+from zoo.model import meta_model
 
 PAGE = re.sub(
     r"<!--.*?-->",
@@ -154,4 +154,4 @@ def test_the_documents_forms_compose_and_are_models(lab: Lab):
     for program, script, *words in given:
         assert (program, script) == ("python", "run.py")
         (config,) = lab.compose(*words)
-        meta_model(config)
+        meta_model(config.model, **config.sizes)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from experiments.configuration.schema import Config
-from experiments.planning import identity, plan
+from experiments.planning import plan
 from support.recorded import flat
 
 FACTS = {
@@ -95,8 +95,8 @@ def said() -> Iterator[list[str]]:
 
 def forget_texts() -> None:
     """What this process remembers of texts by their paths: another test may have had another one at the same place."""
-    plan._check_data.cache_clear()
-    identity._fingerprint.cache_clear()
+    plan.check_data.forget()
+    plan.fingerprint.forget()
 
 
 def masked(lines: Iterator[str] | list[str], places: Mapping[str, str]) -> list[str]:

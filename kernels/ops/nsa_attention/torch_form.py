@@ -13,9 +13,9 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.autograd import attention_flops
 from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.indices import block_size
+from kernels.ops.attention import sdpa
 from kernels.ops.nsa_attention.blocks import Sizes, block_topk, newest_block_topk
 from kernels.packing import Axis, Rectangles
-from kernels.sdpa import sdpa
 
 # The dense branches, compression and window: attention in blocks of queries, each over one range of keys.
 #

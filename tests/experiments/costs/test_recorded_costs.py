@@ -15,11 +15,12 @@ from support.steady import changed, masked, refusal, tiny_config
 
 from experiments.configuration.schema import GenerateConfig
 from experiments.costs import device_memory, model_costs
-from experiments.costs.model_costs import LiveBytes, meta_model
+from experiments.costs.model_costs import LiveBytes
 from experiments.generation import Continuation, Speed, encode_prompts, read_prompts
 from experiments.parallel import group, sharded
 from experiments.parallel.checkpoint import count_for_all, count_for_one
 from zoo.generate import ENDED
+from zoo.model import meta_model
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -44,7 +45,7 @@ def test_flops_at_long_lengths():
             f"{model_costs.OPERATORS} {model_costs.SHORTEST}"
         )
         config = tiny_config(data__tokenizer="none", data__vocab_size=50, data__seq_len=64)
-        model = meta_model(config)
+        model = meta_model(config.model, **config.sizes)
         for budget in (10**6, 100):
             found = [
                 model_costs.count_flops(model, 600, backward=backward, budget=budget)

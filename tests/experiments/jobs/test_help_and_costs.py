@@ -13,11 +13,12 @@ from support.program import Lab
 from analysis.gallery import listed
 from experiments.configuration.schema import Config
 from experiments.costs import model_costs
-from experiments.costs.model_costs import count_flops, meta_model
+from experiments.costs.model_costs import count_flops
 from experiments.data import SOURCES, TOKENIZERS
 from experiments.jobs import all_jobs, cost
 from zoo import registry
 from zoo.cost import flops_per_token, parameters, parameters_non_embedding, state_bytes
+from zoo.model import meta_model
 from zoo.probes import all_measures, event_kinds
 
 
@@ -127,7 +128,7 @@ def test_extrapolated_flops_are_the_counted_ones(backward: bool):
     config = Config()
     config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
     config.data.seq_len = 8192
-    model = meta_model(config)
+    model = meta_model(config.model, **config.sizes)
     found = count_flops(model, 8192, backward=backward, budget=0)
     assert found.counted_to == 256
     assert found.per_token == pytest.approx(flops_per_token(model, 8192, backward=backward), rel=1e-9)
@@ -138,7 +139,7 @@ def test_a_count_within_the_budget_is_direct_however_long_it_takes(monkeypatch):
     """The budget is in operators: a machine so busy that a count takes minutes extrapolates nothing."""
     config = Config()
     config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
-    model = meta_model(config)
+    model = meta_model(config.model, **config.sizes)
     with model_costs._Operators() as operators:
         expected = flops_per_token(model, 8192)
     clock = iter(range(0, 10**9, 3600))
@@ -201,7 +202,7 @@ def test_costs_are_of_the_vocabulary_that_a_run_has(tokenizer: str, entries: int
     """256 bytes and a separator; GPT-2's table; as many entries as are asked for."""
     config = Config()
     config.data.tokenizer, config.data.vocab_size = tokenizer, 4096
-    assert meta_model(config).vocab_size == entries
+    assert meta_model(config.model, **config.sizes).vocab_size == entries
 
 
 @pytest.mark.slow
@@ -210,7 +211,7 @@ def test_a_summary_says_the_costs_of_the_model_that_was_trained(lab: Lab):
     assert lab.here("model=mesanet", "trainer.max_steps=1").status == 0
     summary = json.loads((lab.run_folder() / "summary.json").read_text())
     (config,) = lab.compose("model=mesanet")
-    model, length = meta_model(config), config.data.seq_len
+    model, length = meta_model(config.model, **config.sizes), config.data.seq_len
     assert summary["parameters"] == parameters(model)
     assert summary["parameters_non_embedding"] == parameters_non_embedding(model)
     flops = {

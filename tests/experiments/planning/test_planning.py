@@ -14,13 +14,13 @@ from support.program import ROOT, Lab, write_text
 
 from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import meta_model
 from experiments.planning.identity import run_name
 from experiments.planning.plan import plan, resolve_steps
 from experiments.sweep import cell_names
 from experiments.system.paths import CONF
 from zoo import cost
 from zoo.config import LAYOUTS
+from zoo.model import meta_model
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
@@ -85,7 +85,9 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
     if configs[0].match == "params":
         for size in {(p.config.model.d_model, p.config.data.name) for p in plans}:
             alike = [p.config for p in plans if (p.config.model.d_model, p.config.data.name) == size]
-            sizes = [cost.parameters_non_embedding(meta_model(config)) for config in alike]
+            sizes = [
+                cost.parameters_non_embedding(meta_model(config.model, **config.sizes)) for config in alike
+            ]
             assert max(sizes) <= 1.01 * min(sizes)
             assert len({config.trainer.max_steps for config in alike}) == 1
     assert lab.left_behind() == []

@@ -14,8 +14,8 @@ from support.steady import changed, forget_texts, masked, refusal, said, tiny_co
 from experiments import engines, sweep
 from experiments.configuration.compose import architectures
 from experiments.engines.engine import FAILED, PAUSED, Engine, State
+from experiments.jobs.train import run_sweep
 from experiments.planning.plan import plan
-from experiments.sweep import run_sweep
 from experiments.training import execute
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -12,12 +12,13 @@ from unittest import mock
 import pytest
 from support.program import Lab
 
-from experiments import engines, sweep
+from experiments import engines
 from experiments.configuration.schema import Config
 from experiments.engines import pool
 from experiments.engines.engine import State
 from experiments.engines.pool import Pool
 from experiments.engines.preloaded_worker import exit_reason
+from experiments.jobs import train
 from experiments.planning.plan import Plan, plan
 from experiments.sweep import Sweep, cell_names
 from zoo.errors import UserError
@@ -95,14 +96,14 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
             return State(ended=True, status=0)
 
     monkeypatch.setattr(engines, "make_engine", AtOnce)
-    sweep.run_sweep(lab.compose("--multirun", "seed=0,1,1,0", "sweep.workers=3"))
+    train.run_sweep(lab.compose("--multirun", "seed=0,1,1,0", "sweep.workers=3"))
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
 
 
 def test_one_run_in_two_folders_is_refused(lab: Lab):
     with pytest.raises(UserError, match=r"a/\w+ and .*b/\w+ would be the same run"):
-        sweep.run_sweep(lab.compose("--multirun", "name=a,b"))
+        train.run_sweep(lab.compose("--multirun", "name=a,b"))
 
 
 @pytest.mark.slow
