@@ -193,6 +193,12 @@ def mixer_by_letter() -> dict[str, Block]:
     return {b.letter: b for b in sorted(_BLOCKS["mixer"].values(), key=lambda b: b.letter)}
 
 
+def dominant_mixer(letters: str) -> Block:
+    """The mixer that a model is named after: the most frequent one that is not plain attention."""
+    others = [x for x in letters if x != "F"] or list(letters)
+    return mixer_by_letter()[max(sorted(set(others)), key=others.count)]
+
+
 def discover(package_name: str) -> None:
     """Import every module of a package, so that the blocks in it register themselves (`zoo.registry.import_all`)."""
     import_all(package_name, _forget)

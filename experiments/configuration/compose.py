@@ -252,7 +252,8 @@ def label(config: Config, letters: str) -> str:
     Differences are a layout or pattern of one's own, and a residual scheme, a channel mixer or options of scheme and
     mixers that the preset does not have; then comes the synthetic task, if it is trained on one.
     """
-    return " ".join([*_architecture(config, letters), *_after_the_name(config, letters)])
+    differences = _after_the_name(config, letters)
+    return " ".join([*_architecture(config, letters), *differences])
 
 
 def _after_the_name(config: Config, letters: str) -> list[str]:
@@ -276,17 +277,11 @@ def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
     ]
 
 
-def dominant_mixer(letters: str) -> registry.Block:
-    """The mixer that a model is named after: the most frequent one that is not plain attention."""
-    others = [x for x in letters if x != "F"] or list(letters)
-    return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
-
-
 def model_color(config: ModelConfig, letters: str) -> str:
     """The colour of a model in every figure, #rrggbb: of its dominant mixer."""
     if set(letters) == {"F"}:  # plain attention in several streams is known by its streams
         return registry.get("residual", config.residual.name).color
-    return dominant_mixer(letters).color
+    return registry.dominant_mixer(letters).color
 
 
 def shorten_pattern(letters: str) -> str:
@@ -300,7 +295,7 @@ def _architecture(config: Config, letters: str) -> list[str]:
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return ["transformer"]
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        return [dominant_mixer(letters).name, layout or shorten_pattern(letters)]
+        return [registry.dominant_mixer(letters).name, layout or shorten_pattern(letters)]
     usual = read_pattern(
         overlay(preset).get("pattern", letters), config.model.depth, "".join(registry.mixer_by_letter())
     )

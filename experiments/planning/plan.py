@@ -214,8 +214,8 @@ def check_config(config: Config) -> None:
         check_measures()
     check_data(config.data)
     group.check(config)
-    meta_model(config.model, **config.sizes)  # every module's own checks, such as heads that divide the width
     check_served(config, here=config.sweep.engine == "pool")
+    meta_model(config.model, **config.sizes)  # every module's own checks, such as heads that divide the width
 
 
 def check_served(

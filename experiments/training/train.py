@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
 from experiments import data
-from experiments.configuration.compose import dominant_mixer, label, model_color
+from experiments.configuration.compose import label, model_color
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.costs.model_costs import Costs, Utilisation, derive_costs
@@ -102,7 +102,7 @@ def _strategy(config: Config) -> str | None:
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block = dominant_mixer(letters)
+    block = registry.dominant_mixer(letters)
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,

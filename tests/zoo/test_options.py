@@ -10,7 +10,7 @@ import pytest
 import zoo.io
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
-from zoo.options import added, before_they_existed, deciding
+from zoo.options import added, before_they_existed, deciding, remembered
 
 
 @dataclass
@@ -69,3 +69,22 @@ def test_a_model_from_before_an_option_is_built_as_it_was(monkeypatch):
     monkeypatch.setattr(mark, "metadata", {"before": "relu"})
     gsa["adaptive"] = "none"  # which ReLU scores need
     assert zoo.io.build(description).config.mixers.gsa.scores == "relu"
+
+
+def test_what_is_remembered_is_made_once_for_equal_configurations_and_again_for_changed_ones():
+    made = []
+
+    @remembered
+    def described(config: ModelConfig, *, length: int) -> str:
+        made.append(config.d_model)
+        return f"{config.d_model} {length}"
+
+    config = ModelConfig(d_model=8)
+    assert described(config, length=4) == described(ModelConfig(d_model=8), length=4) == "8 4"
+    config.d_model = 16
+    assert described(config, length=4) == "16 4"
+    assert described(config, length=5) == "16 5"
+    assert made == [8, 16, 16]
+    described.forget()
+    described(config, length=5)
+    assert made == [8, 16, 16, 16]

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from support.program import ROOT, Lab, write_text
 
-from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
 from experiments.planning.identity import run_name
 from experiments.planning.plan import plan, resolve_steps
@@ -21,6 +20,7 @@ from experiments.system.paths import CONF
 from zoo import cost
 from zoo.config import LAYOUTS
 from zoo.model import meta_model
+from zoo.registry import dominant_mixer
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
