@@ -69,10 +69,11 @@ class Text(Source):
         find(cfg)
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
-        """Times and sizes of the files and the column of tables; None while a file is new."""
+        """Times and sizes of the files, what their names tell, the column of tables; None while a file is new."""
         found = find(cfg)
         files = files_stamp(found.files)
-        return None if files is None else {"rule": self.rule, "files": files, "column": found.column}
+        splits = {split: [str(file.absolute()) for file in part] for split, part in found.splits.items()}
+        return files and {"rule": self.rule, "files": files, "splits": splits, "column": found.column}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
         """The documents of a split, or its part of each, in the order of the paths."""

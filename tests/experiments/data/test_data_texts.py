@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,17 @@ TRIPLES = [
     ("train-00000-of-00001.txt", "validation-00000-of-00001.txt", "test-00000-of-00001.txt"),
     ("train-v1.1.txt", "dev-v1.1.txt", "test-v1.1.txt"),
     ("train_clean.txt", "dev_clean.txt", "test_clean.txt"),
+    ("train1.txt", "dev1.txt", "test1.txt"),
+    ("wikiTrain.txt", "wikiValid.txt", "wikiTest.txt"),
+    ("wiki_train_part1.txt", "wiki_dev_part1.txt", "wiki_test_part1.txt"),
+    ("my train set (1).txt", "my dev set (1).txt", "my test set (1).txt"),
+    ("trn.txt", "development.txt", "tst.txt"),
+    ("train.txt", "devel.txt", "held-out.txt"),
+    ("train.txt.raw", "valid.txt.raw", "test.txt.raw"),
+    ("train.txt", "dev.txt", "news_test_plain.txt"),
     ("train/test_1.txt", "valid/train_1.txt", "test/0_9.txt"),
+    ("train-clean/a.txt", "dev-clean/b.txt", "test-clean/c.txt"),
+    ("Training_Data/a.txt", "Validation_Data/b.txt", "Test_Data/c.txt"),
     ("en/train/a.txt", "en/val/a.txt", "en/test/a.txt"),
 ]
 
@@ -103,15 +114,31 @@ def test_beside_a_test_text_the_rest_is_for_training(config, tmp_path, capsys):
     assert "validation of the end of each document for training" in capsys.readouterr().err
 
 
-def test_what_is_of_no_split_is_left_out_and_named(config, tmp_path, capsys):
-    names = dict(zip(("train.txt", "valid.txt", "test.txt"), PARTS.values(), strict=True))
+@pytest.mark.parametrize("name", ["{}.txt", "{}_clean.txt", "wiki_{}_part1.txt", "{}-clean/a.txt"])
+def test_what_is_of_no_split_is_left_out_and_named(config, tmp_path, capsys, name):
+    names = {name.format(split): text for split, text in PARTS.items()}
     folder = write(tmp_path / "t", {**names, "README.md": "about this text " * 20})
     check(config(path=str(folder)))
     assert "left out: README.md (of no split)" in capsys.readouterr().err
     assert texts(config(path=str(folder)), "train", tmp_path) == [PARTS["train"]]
 
 
-@pytest.mark.parametrize("names", [["notes.txt", "my_test.txt"], ["train.txt", "training.txt"]], ids=str)
+def test_several_files_of_a_split_are_all_of_it(config, tmp_path):
+    names = [f"{split}{i}.txt" for split in ("train", "val", "test") for i in (1, 2)]
+    folder = write(tmp_path / "t", {name: prose(30, i) for i, name in enumerate(names)})
+    for i, split in enumerate(SPLITS):
+        assert texts(config(path=str(folder)), split, tmp_path) == [prose(30, 2 * i), prose(30, 2 * i + 1)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["notes.txt", "my_test.txt"],
+        ["train.txt", "training.txt"],
+        ["training_dogs.md", "testing_cars.md", "tea.md"],
+    ],
+    ids=str,
+)
 def test_names_that_tell_no_two_splits_tell_nothing(config, tmp_path, names):
     folder = write(tmp_path / "t", {name: prose(30, i) for i, name in enumerate(names)})
     cfg = config(path=str(folder))
@@ -123,7 +150,8 @@ def test_names_that_tell_no_two_splits_tell_nothing(config, tmp_path, names):
     ("names", "left_out"),
     [
         (["train.doc", "test.txt"], "(left out: *.doc)"),
-        (["train.txt.zst", "wiki_test.txt"], "(left out: *.zst)"),
+        (["train.txt.zst", "wiki_test.txt"], "(left out: train.txt.zst)"),
+        (["train.txt.zst", "test.txt", "README.md"], "(left out: README.md (of no split), train.txt.zst)"),
         (["test.txt"], ""),
         (["eval.txt", "testing.md"], ""),
     ],
@@ -148,6 +176,28 @@ def test_a_table_without_the_column_does_not_leave_its_test_file_to_train_on(con
     folder = write(tmp_path / "t", rows)
     with pytest.raises(UserError, match=r"none for training \(left out: train.jsonl \(no column 'text'\)\)"):
         check(config(path=str(folder)))
+
+
+def test_what_is_beside_the_texts_does_not_stand_in_for_them(config, tmp_path):
+    """A README is not trained on where no file of the splits can be read."""
+    rows, readme = '{"content": "x"}\n', {"README.md": prose(30)}
+    folder = write(tmp_path / "tables", {"train.jsonl": rows, "test.jsonl": rows, **readme})
+    with pytest.raises(UserError, match=r"has no column 'text' \(it has content\)"):
+        check(config(path=str(folder)))
+    folder = write(tmp_path / "packed", {"train.txt.zst": "x", "test.txt.zst": "x", **readme})
+    with pytest.raises(
+        UserError, match=r"such as test.txt.zst, are packed in a way that is not read; unpack them"
+    ):
+        check(config(path=str(folder)))
+
+
+@pytest.mark.slow
+def test_splits_of_a_folder_are_not_those_that_another_path_to_its_files_told(config, tmp_path):
+    folder = write(tmp_path / "t", {f"test/{i}.txt": prose(30, i) for i in range(3)})
+    time.sleep(2.1)  # what was read of a file is kept once the file is no longer new
+    fingerprint(config(path=str(folder / "test")))
+    with pytest.raises(UserError, match="none for training"):
+        fingerprint(config(path=str(folder)))
 
 
 def test_json_lines_under_another_name_are_told_of(config, tmp_path, capsys):
