@@ -143,19 +143,6 @@ def solver(layer: int, heads: int, steps: int, rng: np.random.Generator) -> Iter
             yield measure("cg_residual", rate**step + 1e-7, layer=layer, head=head, **bucket)
 
 
-def write_schemes(experiment: Path, write_run, depths: Iterable[int], seeds: Iterable[int] = (0, 1)) -> Path:
-    """The five schemes at every depth. write_run: the fixture of conftest.py."""
-    for depth in depths:
-        for scheme, color in SCHEMES.items():
-            for seed in seeds:
-                model = {"depth": depth, "pattern": "F" * depth, "residual": scheme, "color": color}
-                name = "transformer" + (f" {scheme}" if scheme != "add" else "")
-                run = write_run(experiment, name, seed, model=model)
-                rng = np.random.default_rng([seed, depth, *scheme.encode()])
-                probe_tables.write_table(run, "measures", residual(scheme, depth, rng))
-    return experiment
-
-
 def write_routed(experiment: Path, write_run, seeds: Iterable[int] = (0, 1)) -> Path:
     """hypergraph with six timelines in every second of eight layers, and mom with four memories in all."""
     for seed in seeds:
@@ -180,17 +167,4 @@ def write_routed(experiment: Path, write_run, seeds: Iterable[int] = (0, 1)) -> 
             words = enumerate(SENTENCE.split(" "))
             rows = [{"position": place, "token": place, "text": text} for place, text in words]
             probe_tables.write_table(run, "sentence", rows)
-    return experiment
-
-
-def write_recurrent(experiment: Path, write_run, seeds: Iterable[int] = (0, 1)) -> Path:
-    """kda, mesanet (with a solver) and mom."""
-    for name, color in (("kda", "#009E73"), ("mesanet", "#CC79A7"), ("mom", "#D55E00")):
-        for seed in seeds:
-            run = write_run(experiment, name, seed, model={"preset": name, "color": color})
-            rng = np.random.default_rng([seed, *name.encode()])
-            rows = [row for layer in range(4) for row in recurrence(layer, 2, rng)]
-            if name == "mesanet":
-                rows += [row for layer in range(4) for row in solver(layer, 2, 12, rng)]
-            probe_tables.write_table(run, "measures", rows)
     return experiment

@@ -34,18 +34,6 @@ MOVES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # of a cursor
 BAR = re.compile(r"\d+%\||\[\d\d:\d\d|s/it|it/s")
 
 
-class PretendedTimes:
-    """A clock for `timing`: calls run, and are said to have taken 3, 5, 7, ... 33 milliseconds, over and over."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, call: Any, _device: Any = None) -> float:
-        call()
-        self.calls += 1
-        return 3.0 + 2 * ((self.calls - 1) % 16)
-
-
 @contextlib.contextmanager
 def pretended_machine(torch_version: str | None = "2.torch") -> Iterator[None]:
     """While inside, tables name a machine, a commit and a version of torch (None: its own) that are nobody's."""
@@ -60,22 +48,6 @@ def pretended_machine(torch_version: str | None = "2.torch") -> Iterator[None]:
         mock.patch.object(torch, "__version__", torch_version or torch.__version__),
     ):
         yield
-
-
-def _range(ratios: list[float]) -> tuple[float, float]:
-    return min(ratios), max(ratios)
-
-
-@contextlib.contextmanager
-def pretended_times() -> Iterator[PretendedTimes]:
-    """While inside, suites take their times from this clock, and machines have no names."""
-    clock = PretendedTimes()
-    with (
-        pretended_machine(),
-        mock.patch("experiments.bench.timing._timed", clock),
-        mock.patch("experiments.bench.timing.bootstrap_interval", _range),
-    ):
-        yield clock
 
 
 @contextlib.contextmanager

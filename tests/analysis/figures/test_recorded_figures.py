@@ -11,14 +11,11 @@ import pandas as pd
 import pytest
 from support import recorded
 from support.pretended_runs import model, pretended
-from support.said import digest, drawn_lines
-from support.seen_figures import figure_lines
+from support.said import drawn_lines
 
 from analysis import caveats, load_results
-from analysis.figures import crossover, inference
 from analysis.loading import probes
 from analysis.loading.results import TABLES, Results
-from analysis.plotting import bench
 
 RECORDED = Path(__file__).with_name("recorded")
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
@@ -249,86 +246,3 @@ def test_figures_of_probes():
 def test_attention_on_answers():
     results = load_results(PUBLISHED / "verdict_ema")
     recorded.check(RECORDED / "answers.txt", drawn_lines(results, "task_attention"), absolute=1e-9)
-
-
-def latencies(folder: Path) -> Path:
-    rows = []
-    for tokens in (512, 1024, 2048, 4096, 8192):
-        for name, backend, time in (
-            ("transformer", "torch", 4 + 4e-6 * tokens**2),
-            ("transformer", "triton", 6 + 3e-6 * tokens**2),
-            ("hyper", "torch", 14 + 1e-6 * tokens**2),
-            ("slow", "torch", 9 + 9e-6 * tokens**2),
-            ("quick", "torch", 1 + 1e-6 * tokens**2),
-        ):
-            rows.append(
-                (
-                    "latency",
-                    name,
-                    backend,
-                    "GPU",
-                    tokens,
-                    2,
-                    time,
-                    0.95 * time,
-                    None if tokens == 512 else 1.1 * time,
-                )
-            )
-    names = ["suite", "model", "backend", "device", "tokens", "batch"]
-    names += [f"milliseconds_{which}" for which in ("median", "low", "high")]
-    table = pd.DataFrame(
-        [*rows, ("harness", "transformer", "torch", "GPU", 128, 8, 2.0, 1.0, 3.0)], columns=names
-    )
-    table.assign(peak_memory_bytes=1).to_csv(folder / "latency.csv", index=False)
-    return folder / "latency.csv"
-
-
-def test_latencies(tmp_path):
-    table = crossover.read(latencies(tmp_path), {"transformer": "#112233"})
-    lines = [crossover.caption(table), *figure_lines(crossover.draw(table)), *digest(table)]
-    few = table[table["model"].isin(["transformer", "hyper"])]
-    recorded.check(RECORDED / "latencies.txt", [*lines, *figure_lines(crossover.draw(few))], absolute=1e-9)
-
-
-def test_decoding_and_prefill(inference_csv):
-    lines = []
-    for batch in (1, 8):
-        table = inference.read(inference_csv, batch)
-        lines += [
-            inference.caption(table, batch),
-            *figure_lines(inference.draw(table, batch)),
-            *digest(table),
-        ]
-    recorded.check(RECORDED / "inference.txt", lines, absolute=1e-9)
-
-
-def test_tables_of_many_cases(tmp_path, monkeypatch):
-    """Each figure beside its table, with its name."""
-    figures = {}
-    monkeypatch.setattr(bench, "save", lambda figure, stem: [figures.setdefault(stem.name, figure)][:0])
-    rows = [
-        (
-            name,
-            backend,
-            mode,
-            recompute,
-            tokens,
-            scale * tokens / 100,
-            scale * tokens / 110,
-            scale * tokens / 90,
-        )
-        for name in ("mesa", "cayley", "path")
-        for place, backend in enumerate(("triton", "fla"))
-        for mode, scale in (("forward", 1 + place), ("forward+backward", 3 + place))
-        for recompute in ("none", "all")
-        for tokens in (2048, 512, 1024)
-    ]
-    names = ["model", "backend", "mode", "recompute", "tokens"]
-    names += [f"milliseconds_{which}" for which in ("median", "low", "high")]
-    table = pd.DataFrame(rows, columns=names)
-    table.loc[3, "milliseconds_median"] = math.nan
-    for suite in ("kernels", "models", "steps"):
-        table.to_csv(tmp_path / f"{suite}.csv", index=False)
-        bench.draw_table(tmp_path / f"{suite}.csv")
-    lines = [line for name, figure in figures.items() for line in (f"# {name}", *figure_lines(figure))]
-    recorded.check(RECORDED / "benches.txt", lines, absolute=1e-9)

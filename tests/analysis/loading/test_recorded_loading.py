@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from support import recorded
 from support.said import known
 
 from analysis import load_results
 from analysis.comparing.tables import comparison_text
-from analysis.files import ResultsError
 from analysis.loading.probes import SUMMARY, best_rates, probe_measures, probed_steps, select_axis, steps_text
 from analysis.loading.results import TABLES, Results, advice, interrupted, records
 from analysis.loading.tables import SPLIT_TABLES, caveats, read_selection
@@ -69,58 +67,6 @@ def sound(folder: Path, write_run) -> None:
     (folder / "selection.csv").write_text("\n".join(lines) + "\n")
 
 
-def odd(folder: Path, write_run) -> None:
-    """A folder for each way in which there is no complete run, or one that is damaged."""
-    write_run(folder, "schema", schema=2, parameters=None, run="schema")
-    for place, changes in enumerate(
-        ({"seed": 1.5}, {"steps": "many"}, {"dirty": 1}, {"parameters": 1e400}, {"run": None})
-    ):
-        write_run(folder, f"wrong{place}", loss=3 + place, option=place, **changes)
-    texts = {
-        "failed": {
-            "failure.json": json.dumps({"kind": "NaN", "step": 7, "module": "loss", "message": "it is NaN"})
-        },
-        "failed_barely": {"failure.json": "{}"},
-        "failed_oddly": {"failure.json": "[1]"},
-        "stopped": {"metrics.csv": "step,loss\n1,2\n12,3\n"},
-        "begun": {"metrics.csv": "step,loss\n"},
-        "empty": {},
-        "no_json": {"summary.json": "{"},
-        "a_list": {"summary.json": "[]"},
-    }
-    for name, files in texts.items():
-        (folder / name).mkdir()
-        for file, text in files.items():
-            (folder / name / file).write_text(text)
-    run = write_run(folder, "damaged", option="damaged", run="damaged")
-    (run / "metrics.csv").write_text(
-        "step,tokens,split,loss,mfu\n1,1024,train,x,2\n2,2048,test,1\n3,3072,validation,inf,0.5\n"
-    )
-    (run / "documents.csv").write_text("split,document,tokens,nats\ntest,0,0,1.0\n")
-    (run / "answers.csv").write_text("split,axis,value,answers,right,nats\ntest,position,1,2,3,1.0\n")
-    (run / "probes").mkdir()
-    (run / "probes" / "maps.parquet").write_text("no parquet")
-    write_run(folder, "lost", option="lost", run="lost").joinpath("metrics.csv").unlink()
-
-
-DAMAGED_SCORES = {
-    "documents": (
-        "split,document,tokens,nats",
-        ("test,0,-1,1.0", "test,0,0,1.0", "test,0,5,inf", "test,0,5,-2.5"),
-    ),
-    "answers": (
-        "split,axis,value,answers,right,nats",
-        (
-            "test,position,1,2,-1,1.0",
-            "test,position,1,2,3,1.0",
-            "test,place,1,2,1,1.0",
-            "test,difficulty,0,2,2,0.0",
-        ),
-    ),
-    "lengths": ("split,length,answers,right,nats", ("test,64,-2,-3,1.0", "test,64,0,0,0.0", "test,64,3,1")),
-}
-
-
 def told(results: Results, hidden: str) -> list[str]:
     kept = [name for name in results.runs if name not in ("folder", "setting", "sweep")]
     lines = list(recorded.flat(known(results.runs[kept].T), "runs"))
@@ -175,31 +121,3 @@ def test_sound_runs(tmp_path, write_run):
     lines += [f"{len(both.runs)} runs, {len(both.exported)} of them exported", *both.problems]
     lines += recorded.flat(known(results.columns("measures")), "columns")
     recorded.check(RECORDED / "sound.txt", [line.replace(str(tmp_path), "PLACE") for line in lines])
-
-
-def test_damaged_scores(tmp_path, write_run):
-    """A row a file, each in a run of its own: those in range are read, the others named."""
-    for name, (header, rows) in DAMAGED_SCORES.items():
-        for place, row in enumerate(rows):
-            run = write_run(tmp_path / "scores", name, place, run=f"{name}{place}", option=name)
-            (run / f"{name}.csv").write_text(f"{header}\n{row}\n")
-    results = load_results(tmp_path / "scores")
-    lines = [line for name in DAMAGED_SCORES for line in recorded.flat(known(results.table(name)), name)]
-    recorded.check(RECORDED / "scores.txt", [*lines, *results.problems])
-
-
-def test_odd_folders(tmp_path, write_run):
-    folder = tmp_path / "results" / "odd"
-    odd(folder, write_run)
-    lines = told(load_results(folder), str(tmp_path))
-    for wrong in (
-        [],
-        tmp_path / "nothing",
-        folder / "empty",
-        folder / "failed",
-        folder / "damaged" / "metrics.csv",
-    ):
-        with pytest.raises(ResultsError) as error:
-            load_results(wrong)
-        lines += str(error.value).replace(str(tmp_path), "PLACE").splitlines()
-    recorded.check(RECORDED / "odd.txt", lines)

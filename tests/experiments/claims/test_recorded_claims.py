@@ -1,4 +1,4 @@
-"""Numbers of claims that are counts, made again; bounds of the others; intervals by hand."""
+"""Numbers of claims that are counts, made again; intervals by hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from support.steady import pretended_machine
 
 from experiments import evidence
 from experiments.evidence import (
-    attention_mixers,
     counted_sizes,
     numbers,
     recurrent_mixers,
     residual_streams,
-    rotations,
 )
 from experiments.system.paths import PUBLISHED
 from zoo.residuals.hyper_connections import HyperResidual, warmup
@@ -39,26 +37,6 @@ def test_every_file_of_claims_is_found_by_itself(monkeypatch):
     assert sorted(found) == sorted(f"experiments.evidence.{x.stem}" for x in files if x.stem != "__init__")
 
 
-def test_counts():
-    """Exact numbers, without the counts of large models, which take longer."""
-
-    def lines() -> Iterator[str]:
-        for function in (
-            counted_sizes.best_recomputed_block,
-            counted_sizes.bytes_of_sharded_training,
-            counted_sizes.caches_of_latents,
-            counted_sizes.state_of_kda,
-            counted_sizes.convolutions_of_lfm2,
-            counted_sizes.pairs_of_timelines,
-            residual_streams.bytes_of_streams,
-        ):
-            for number in function():
-                yield "; ".join(flat(number))
-        yield f"{[(size.title(), size) for size in counted_sizes.EXPECTED]}"
-
-    check(RECORDED / "counts.txt", lines())
-
-
 @pytest.mark.slow
 def test_counts_of_the_smallest_of_the_large_models_are_the_published_ones(monkeypatch):
     """FLOPs of OrthGSA and the plain transformer, bytes in serving and in training; the larger ones take longer."""
@@ -70,86 +48,11 @@ def test_counts_of_the_smallest_of_the_large_models_are_the_published_ones(monke
     assert [number.value for number in found] == pytest.approx([published[n.name] for n in found], rel=1e-6)
 
 
-def test_who_measures_what():
-    """Claim -> its measurements and what they say that they measure."""
-    check(
-        RECORDED / "registered.txt",
-        (
-            f"{claim}: {each.__name__}: {' '.join((each.__doc__ or '').split())}"
-            for claim, found in sorted(evidence._registered.items())
-            for each in found
-        ),
-    )
-
-
-def test_names_and_bounds():
-    """Of measured numbers the names, units and bounds; values lie inside, whatever the generator's stream is."""
-
-    def lines() -> Iterator[str]:
-        monkeypatched = {"MATRICES": 60}
-        before = rotations.MATRICES
-        rotations.MATRICES = monkeypatched["MATRICES"]
-        try:
-            torch.manual_seed(0)
-            for function in (
-                rotations.identities,
-                rotations.free_parameters_and_gradient,
-                residual_streams.output_at_initialisation,
-            ):
-                for number in function():
-                    inside = number.low <= number.value <= number.high
-                    yield (
-                        f"{number.name} [{number.unit}] "
-                        f"{'at most ' + format(number.high, '.3g') if number.low == 0.0 else 'near'} "
-                        f"{inside} {number.timed}"
-                    )
-        finally:
-            rotations.MATRICES = before
-        a = rotations.skew_of_norm(0.5, 4)
-        yield f"{bool((a + a.mT).abs().max() < 1e-12)} {torch.linalg.matrix_norm(a, ord=2).tolist()}"
-        yield f"{[round(float(rotations.off_rotation(a, terms).max()), 9) for terms in (2, 4, 8)]}"
-        factors = torch.arange(12.0).double().view(3, 1, 2, 2)
-        yield f"{rotations.product(factors).tolist()}"
-        w = torch.eye(2, dtype=torch.float64)
-        arguments = (
-            w[None, :, None],
-            w[None, :, None],
-            2 * w[None, :, None],
-            torch.zeros(1, 2, 1).double(),
-            torch.ones(1, 2, 1).double(),
-            torch.full((1, 2), 0.5).double(),
-        )
-        yield f"{float(recurrent_mixers.readout(w, arguments)):.9g}"
-
-    check(RECORDED / "bounds.txt", lines())
-
-
 @pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
 def test_schemes_are_measured_past_their_warm_ups(scheme):
     made = residual_streams.model(scheme)
     schemes = [module for module in made.modules() if isinstance(module, HyperResidual)]
     assert {warmup(found.clock, found.config).item() for found in schemes} == {1.0}
-
-
-def test_bounds_of_mixers():
-    """The same of mixers' properties: what is compared with what, at which bound."""
-
-    def lines() -> Iterator[str]:
-        for function in (
-            attention_mixers.first_query_and_its_gate,
-            attention_mixers.absorbed_against_expanded,
-            attention_mixers.states_by_construction,
-            attention_mixers.branches_of_nsa,
-            recurrent_mixers.recurrence_of_kda,
-            recurrent_mixers.mesa_is_a_ridge_regression,
-        ):
-            torch.manual_seed(0)
-            for number in function():
-                bound = f"at most {number.high:.3g}" if number.low == 0.0 else "near"
-                inside = number.low <= number.value <= number.high
-                yield f"{number.name} [{number.unit}] {bound} {inside} {number.timed}"
-
-    check(RECORDED / "bounds_of_mixers.txt", lines())
 
 
 TIMED = {"time_of_recomputation", "time_of_maps", "overhead_of_streams"}

@@ -1,4 +1,4 @@
-"""Every choice of conf/ as it is composed, every default, and what is said of words that cannot be composed."""
+"""Every choice of conf/ as it is composed, every default, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from pathlib import Path
 
 import hydra
 import pytest
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from support.recorded import check, flat
-from support.steady import changed, differences, leaves, refusal, tiny_config
+from support.steady import changed, differences, leaves, refusal
 
 from experiments import engines
-from experiments.configuration import explain, schema
+from experiments.configuration import schema
 from experiments.configuration.compose import (
-    _explained,
     architectures,
     check_recipe,
     dominant_mixer,
@@ -25,11 +22,8 @@ from experiments.configuration.compose import (
     label,
     model_color,
     presets_to_compare,
-    short_labels,
     shorten_pattern,
-    to_config,
 )
-from experiments.configuration.explain import unused_options
 from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
 from experiments.planning.plan import at_rate, resolve_lr_min
@@ -109,95 +103,6 @@ def test_every_preset_as_a_model():
             yield from differences(model, usual)
 
     check(RECORDED / "presets.txt", lines())
-
-
-def test_labels():
-    """How models are called, alone and side by side."""
-
-    def lines() -> Iterator[str]:
-        config = schema.Config()
-        kda = architectures(config.model)["kda"]
-        shc, mom = (architectures(config.model)[name] for name in ("shc", "mom"))
-        made = {
-            "plain": config,
-            "pattern": changed(config, model__pattern="SF"),
-            "pattern and no preset": changed(config, model__pattern="KKF", model__preset=None),
-            "scheme": changed(config, model__residual__name="mhc", model__residual__mhc__iters=5),
-            "scheme without a gain": changed(
-                config, model__residual__name="ohc", model__residual__ohc__gain=None
-            ),
-            "gates": changed(config, model__mixers__attention__output_gate=True),
-            "preset": changed(config, model=kda),
-            "preset at another pattern": changed(config, model=kda, model__pattern="late_full"),
-            "preset with options": changed(config, model=kda, model__mixers__kda__neg_eigval=True),
-            "preset without a part": changed(config, model=mom, model__mixers__mom__shared=False),
-            "preset in another scheme": changed(config, model=shc, model__residual__name="add"),
-            "channel": changed(config, model__channel__name="moe"),
-            "loss": changed(config, model__pattern="SF", model__mixers__hypergraph__aux_weight=0.0),
-            "task": changed(config, data__name="mqar"),
-        }
-        models = [(one, letters_of(one.model)) for one in made.values()]
-        for name, (one, letters) in zip(made, models, strict=True):
-            yield f"{name}: {label(one, letters)}; {model_color(one.model, letters)}"
-        yield f"side by side: {short_labels(models)}"
-        alike = [(changed(one, model__residual__name="ohc"), letters) for one, letters in models[:3]]
-        yield f"what all share: {short_labels(alike)}; alone: {short_labels(alike[:1] * 2)}"
-
-    check(RECORDED / "labels.txt", lines())
-
-
-BAD_WORDS = (
-    "model=transfomer",
-    "+experiment=quickstrat",
-    "experiment=quickstart",
-    "trainer.max_stepz=3",
-    "trainer.foo=1",
-    "optim.lr=fast",
-    "seed=null",
-    "cost.lengths=5",
-    "model.pattern=(SF)*4",
-    "a b",
-    "model=null",
-    "generate.prompt=~x",
-)
-UNKNOWN_KEYS = (
-    "model.residual.iters",
-    "residual",
-    "probe.window",
-    "lr",
-    "model.nonsense.key",
-    "mqar.pairs",
-    "data.tasks.mqar.pairz",
-    "stride",
-    "channel",
-    "model.mixer.kda.decay",
-    "zzz",
-    "trainer.lr",
-    "optim.steps",
-    "sweep.slurm.gpu",
-    "batch_size",
-    "model.mixers.kda.iters",
-)
-
-
-def test_words_that_cannot_be_composed(composed, monkeypatch):
-    assert explain._unusable_options() is None
-    monkeypatch.setattr(explain, "_unusable_options", lambda: None)  # it takes half a second
-
-    def said(word: str) -> str:
-        try:
-            to_config(composed(word)[0])
-        except (HydraException, OmegaConfBaseException) as error:
-            return explain.explain(error)
-        except Exception as error:
-            return (
-                f"{type(error).__name__}: {(_explained(error) if type(error) is ValueError else '') or error}"
-            )
-        return "taken"
-
-    known = explain.known_keys()
-    meant = [f"{key}: {explain._similar_keys(key, known)}" for key in UNKNOWN_KEYS]
-    check(RECORDED / "bad_words.txt", [*(f"{word}: {said(word)}" for word in BAD_WORDS), *meant])
 
 
 def test_settings_that_are_refused():
@@ -280,39 +185,3 @@ SWEEPS = (
     {"slurm__more": ["constraint=a100"]},
     {"slurm__more": ["constraint="]},
 )
-
-
-def test_options_that_nothing_uses():
-    plain, routed = tiny_config(), tiny_config(model__pattern="SF")
-    task = tiny_config(data__name="mqar")
-    words = (
-        "model.residual.mhc.iters=5",
-        "model.mixers.kda.head_width=4",
-        "data.tasks.mqar.pairs=3",
-        "model.channel.moe.top_k=1",
-        "+model.residual.mhc.sublayers=1",
-        "model.mixers.nothing.x=1",
-        "data.tasks.nothing.x=1",
-        "model.depth=2",
-        "optim.lr=1",
-        "model.mixers.hypergraph.n_timelines=2",
-        "model.residual.name=add",
-        "model.residual.mhc.gain=1",
-    )
-    evaluated = changed(plain, job="evaluate")
-    unreadable = changed(plain, model__pattern="Z?")
-    check(
-        RECORDED / "unused_options.txt",
-        (
-            f"{name}: {line}"
-            for name, configs in {
-                "plain": [plain],
-                "routed": [routed],
-                "both": [plain, routed],
-                "task": [task],
-                "evaluate": [evaluated],
-                "unreadable": [unreadable],
-            }.items()
-            for line in unused_options(words, configs) or ["nothing"]
-        ),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from support.measured_memory import CASES, ROWS, case
 from support.parallel_runs import LENGTH, VOCAB, models, torchrun
 from support.program import ROOT, Lab
 from support.shared import once
+from support.steady import refusal, tiny_config
 
 from experiments.configuration.schema import Config
-from experiments.costs import device_memory
+from experiments.costs import device_memory, model_costs
 from experiments.costs import model_costs as costs
 from experiments.costs.model_costs import LiveBytes
 
@@ -180,3 +182,15 @@ def test_activations_are_those_of_the_forward_and_the_backward(monkeypatch: pyte
         monkeypatch.setattr(torch.Tensor, "backward", backward)
         peaks[name] = device_memory._activations(device_memory._model(config), config, half=False)
     assert peaks["both"] > 1.2 * peaks["forward"]
+
+
+def test_sequences_that_do_not_fit_together_are_told_by_the_longest(monkeypatch):
+    model = SimpleNamespace(
+        config=tiny_config().model,
+        vocab_size=50,
+        seq_len=32,
+        embedding=SimpleNamespace(weight=torch.zeros(1)),
+    )
+    monkeypatch.setattr(model_costs, "_free_memory", lambda device: 100)
+    told = refusal(model_costs.check_decode_memory, model, [[300, 512, 64]], "give less")
+    assert "the decode state of 512 tokens (3 at once) takes" in told

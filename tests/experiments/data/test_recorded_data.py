@@ -1,11 +1,10 @@
-"""What models are trained on, as numbers: sequences of tasks, splits of texts, tokens, batches, windows, hashes."""
+"""What models are trained on, as numbers: sequences of tasks, tokens, batches, windows, hashes; texts by hand."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import hashlib
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,12 @@ from experiments.data import (
 from experiments.data.batches import counter_hash, document_boundaries, extend_hash, state_after
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
-from experiments.data.scoring_text import read_splits
-from experiments.data.sources import base, pydocs, text, wikitext
-from experiments.data.sources.base import Document, check_sizes, contents
+from experiments.data.sources import base, pydocs, text
+from experiments.data.sources.base import Document
 from experiments.data.task_set import example
 from experiments.data.tasks_base import Draws
 from experiments.data.tokenizers import read_tables
-from zoo.tokenization import SEPARATOR, ByteTokenizer, from_json
+from zoo.tokenization import SEPARATOR, ByteTokenizer
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -110,90 +108,6 @@ def test_sequences_of_a_task(name: str):
     check(RECORDED / f"task_{name}.txt", lines())
 
 
-REFUSED_OPTIONS = {
-    "entity_tracking": ({"boxes": 1}, {"items": 1}, {"swaps": 0}),
-    "flip_flop": ({"operations": 1}, {"operations": 2}, {"ignore": 1.0}, {"ignore": -0.1}, {"ignore": 0.999}),
-    "fuzzy_recall": (
-        {"entries": 0},
-        {"key_tokens": 1},
-        {"value_tokens": 1},
-        {"longest": 0},
-        {"entries": 9},
-        {"length": 29},
-        {"length": 30},
-    ),
-    "induction": (
-        {"shortest": 1},
-        {"shortest": 2},
-        {"longest": 7},
-        {"longest": 8},
-        {"length": 24},
-        {"length": 25},
-        {"vocab": 23},
-        {"vocab": 24},
-    ),
-    "memorisation": ({"facts": 0}, {"values": 1}, {"asked": 0}, {"facts": 1}),
-    "mqar": (
-        {"pairs": 0},
-        {"power": 0.0},
-        {"fill": "x"},
-        {"vocab": 8},
-        {"vocab": 9},
-        {"vocab": 10},
-        {"length": 15},
-        {"length": 16},
-    ),
-    "needle": (
-        {"needles": 0},
-        {"values": 1},
-        {"hay": 0},
-        {"keys": 3},
-        {"keys": 4},
-        {"context": 7},
-        {"context": 8},
-    ),
-    "noisy_recall": (
-        {"keys": 0},
-        {"values": 1},
-        {"noise": 0},
-        {"share": 1.0},
-        {"share": -0.1},
-        {"length": 63},
-        {"length": 16},
-        {"length": 18},
-    ),
-    "palindrome": ({"items": 1}, {"values": 1}, {"items": 2, "values": 2}),
-    "parity": ({"length": 1}, {"length": 2}),
-    "permutations": ({"group": "S4"}, {"length": 1}, {"length": 2}),
-    "regression": (
-        {"dimensions": 0},
-        {"bins": 1},
-        {"weights": "x"},
-        {"inputs": "x"},
-        {"points": 0},
-        {"points": 33},
-        {"points": 32},
-        {"unasked": -1},
-        {"unasked": 24},
-        {"unasked": 23},
-        {"inputs": "bits", "points": 64},
-        {"inputs": "bits", "points": 63},
-    ),
-    "selective_copy": ({"items": 0}, {"values": 1}, {"context": 7}, {"context": 8}),
-    "stack": ({"operations": 1}, {"stacks": 0}, {"values": 1}, {"operations": 2}),
-}
-
-
-def test_options_that_tasks_refuse():
-    def lines() -> Iterator[str]:
-        for name, table in REFUSED_OPTIONS.items():
-            for options in table:
-                said = refusal(TASKS[name], dataclasses.replace(TASKS[name].config(), **options))
-                yield f"{name} {options}: {'taken' if said.startswith('taken') else said}"
-
-    check(RECORDED / "refused_options.txt", lines())
-
-
 def test_task_sets():
     """Held-out sequences, which training and the other split never meet; batches; summaries; too small a space."""
 
@@ -257,205 +171,6 @@ def test_hashes_and_draws():
             yield f"{name} {[float(f'{x:.9g}') for x in found.tolist()]}"
 
     check(RECORDED / "hashes.txt", lines())
-
-
-def _corpus_file(folder: Path, name: str, paragraphs: int, seed: int) -> Path:
-    draw = random.Random(seed)
-    words = ["Alpha", "beta", "gamma,", "théta", "don't", "42", "zeta\n", "eta  of", "και", "the"]
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        "\n\n".join(" ".join(words[draw.randrange(10)] for _ in range(40)) for _ in range(paragraphs)) + "\n",
-        encoding="utf-8",
-    )
-    return file
-
-
-def test_texts_and_their_splits(tmp_path: Path, monkeypatch):
-    """Files cut or dealt out whole, hashes of texts, labels, tokens; what is hidden, alike, short or foreign."""
-    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    for number in range(22):
-        _corpus_file(tmp_path, f"many/{number:02d}.{'md' if number % 3 else 'txt'}", 2 + number % 4, number)
-    _corpus_file(tmp_path, "many/deep/.hidden/x.txt", 2, 99)
-    _corpus_file(tmp_path, "many/other.rst", 2, 98)
-    for number in range(3):
-        _corpus_file(tmp_path, f"few/{number}.txt", 6, number)
-    (tmp_path / "few" / "again.txt").write_bytes(
-        b"\xef\xbb\xbf" + (tmp_path / "few" / "0.txt").read_bytes().replace(b"\n", b"\r\n")
-    )
-    (tmp_path / "few" / "short.txt").write_text("a short text\r\n")
-    usual = DataConfig(name="text", path="few", tokenizer="bytes", seq_len=32, batch_size=4)
-
-    def lines() -> Iterator[str]:
-        for keys in (
-            {},
-            {"path": "many"},
-            {"path": "few/0.txt"},
-            {"path": "few/*.txt"},
-            {"path": "many/**/*.md"},
-            {"tokenizer": "bpe", "vocab_size": 300},
-            {"pack": "document"},
-        ):
-            config = dataclasses.replace(usual, **keys)
-            yield f"{keys}: {data.fingerprint(config)}"
-            yield from flat(contents(config), "  ")
-            corpus = data.prepare(config, progress=False)
-            told = corpus.describe()
-            yield from (f"  {line}" for line in flat(told))
-            yield f"  separator {corpus.document_bos}, {corpus.vocab_size}, {corpus.tokenizer.identity()}"
-            yield f"  tokens { ({name: digest(split.tokens) for name, split in corpus.splits.items()}) }"
-            again = from_json(corpus.tokenizer.to_json())
-            ids = [int(x) for x in again.encode("Alpha théta don't 42\n\nκαι  x")]
-            yield f"  {ids} {again.decode(ids)!r}"
-            found = [
-                (
-                    one.name,
-                    one.text,
-                    digest(one.split.tokens),
-                    one.split.n_words,
-                    one.split.n_bytes,
-                    one.split.n_documents,
-                )
-                for one in read_splits(config, ["test"], again)
-            ]
-            yield f"  whole {found}"
-        for place in ("few", "few/*.txt", "/a/b/*.md", "many/**/*.md", "nothing"):
-            yield f"named {place}: {text.corpus_name(place).removeprefix(str(tmp_path))}"
-        for size in (20, 41, 60):
-            homes = text.splits_of_digests([f"{n:03d}" for n in range(size)] * 2)
-            yield (
-                f"{size} files: "
-                f"{[(name, sum(x == name for x in homes.values())) for name in ('test', 'validation', 'train')]}"
-                f" first {homes['000']} {homes['001']}"
-            )
-        for words in ("x" * 1000, "a b " * 100, "line\n" * 60, "one. two.\n\n" * 40, "y" * 50):
-            parts = text.cut_text(words)
-            yield f"cut {[(name, len(part), part[:6], part[-3:]) for name, part in parts.items()]}"
-        yield (
-            f"parts of 49 {[text._part('z' * 49, split) for split in data.SPLITS]}, of 50 "
-            f"{[len(text._part('z' * 50, split)) for split in data.SPLITS]}"
-        )
-        for one in ("", "a", "a\n", "a\n\nb"):
-            yield (
-                f"{one!r}: {base.count_lines(one)} lines, "
-                f"{base.Document(one, base.count_lines(one)).n_words} words"
-            )
-        for sizes in ((33, 2, 2), (32, 2, 2), (33, 1, 2), (33, 2, 1)):
-            yield (
-                f"{sizes}: "
-                f"{refusal(check_sizes, usual, dict(zip(data.SPLITS, sizes, strict=True)), 'tokens')}"
-            )
-        for keys in (
-            {"path": None},
-            {"path": "no"},
-            {"path": "no*"},
-            {"train_path": "x"},
-            {"revision": "x"},
-            {"path": "many/deep"},
-        ):
-            yield f"{keys}: {refusal(data.check, dataclasses.replace(usual, **keys))}"
-        for name, raw in (
-            ("latin", b"caf\xe9 x"),
-            ("nul", b"ab\0c\xff"),
-            ("nul first", b"\xff\0"),
-            ("empty", b"\xef\xbb\xbf \r\n"),
-            ("mark", b"\xef\xbb\xbfa\rb\r\nc"),
-        ):
-            (tmp_path / name).write_bytes(raw)
-            yield f"{name}: {refusal(text.read_text, Path(name))!r}"
-        yield f"{text.Text.rule} | {pydocs.PyDocs.rule} | {wikitext.WikiText.rule}"
-
-    check(RECORDED / "texts.txt", (line.replace(str(tmp_path), "<place>") for line in lines()))
-
-
-def test_articles_and_documentation(monkeypatch):
-    """WikiText's rows as articles; prose of modules; which of them go where."""
-    rows = [
-        "",
-        " lead \n",
-        "",
-        " = One = \n",
-        "",
-        " text \n",
-        " = National record = \n",
-        " = = Section = = \n",
-        "",
-        " = Two = \n",
-        "",
-        "x",
-        "",
-    ]
-    source = '''"""A module of several words here."""
-#! not a comment
-# A comment of at least four words
-#   indented more than that
-x = """
-# no comment but part of text
-"""
-# 1 2 3 4 5
-
-class A(B):
-    """What this class is all about."""
-
-    def f(self, x=1, *, y):
-        """Too short."""
-
-    class Inner:
-        """A class inside of another class."""
-
-    async def g(self):
-        """Long enough to be kept here.
-
-            indented
-        """
-        if True:
-            def inner(): "a docstring that is on one line"
-
-if x:
-    def late(): "four words are enough"
-'''
-
-    def lines() -> Iterator[str]:
-        for files in ([rows], [rows, rows[3:6]], [[]], [["x"], ["y"]]):
-            yield f"{[(one.text, one.rows, one.n_words) for one in wikitext.articles(files)]}"
-        for block in pydocs.module_blocks(source):
-            yield repr(block)
-        named = [
-            ("a", ["long " * 50 + "\n\nshort\n\n" + "again " * 20]),
-            ("b", ["again " * 20, "own " * 60, "short"]),
-            ("c", ["brief"]),
-        ]
-        yield f"{list(pydocs._distinct(named))}"
-        modules = pydocs._modules()
-        named_ = (
-            "email",
-            "email.message",
-            "email.__init__",
-            "json.tool",
-            "test",
-            "this",
-            "sitecustomize",
-            "xml.dom",
-        )
-        yield (
-            f"modules {[name for name in named_ if name in modules]}, in order "
-            f"{list(modules) == sorted(modules)}"
-        )
-        names = [f"module.{n}" for n in range(60)]
-        yield f"{[(split, [n for n in names if pydocs.split_of_name(n) == split]) for split in ('test', 'validation')]}"
-        both = dataclasses.replace(DataConfig(), name="wikitext2", path="here", revision="x")
-        for keys in ({}, {"revision": None}):
-            yield refusal(data.check, dataclasses.replace(both, **keys))
-        yield (
-            f"{wikitext.REPOSITORY} {wikitext.REVISION} "
-            f"{[one.folder for one in (data.SOURCES['wikitext103'], data.SOURCES['wikitext2'])]}"
-        )
-        yield f"{data.SOURCES['wikitext2'].stamp(DataConfig(name='wikitext2'))}"
-        yield f"{data.SOURCES['wikitext103'].labels(DataConfig(name='wikitext103'))}"
-        yield refusal(data.check, dataclasses.replace(DataConfig(), path="x"))
-
-    check(RECORDED / "articles.txt", lines())
 
 
 def test_batches_and_windows():

@@ -1,4 +1,4 @@
-"""What engines ask of Slurm, Ray and shells, and what they say of cells; records of cells; supervisors; exits."""
+"""What engines ask of Slurm and say of cells; records of cells and lists of commands."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from types import SimpleNamespace
 import pytest
 from support.program import write_text
 from support.recorded import check, flat
-from support.steady import changed, files_in, forget_texts, masked, refusal, said, tiny_config
+from support.steady import changed, forget_texts, masked, refusal, tiny_config
 
-from experiments import engines
-from experiments.configuration.schema import RayConfig
-from experiments.engines import command_list, ray_engine, supervisor
+from experiments.engines import command_list
 from experiments.engines import engine as engine_page
 from experiments.engines import slurm as slurm_page
 from experiments.engines.engine import DONE
-from experiments.engines.preloaded_worker import exit_reason
 from experiments.planning.plan import plan
-from experiments.runs import RunPaused
-from experiments.system import signals
 from experiments.system.processes import discard
 from zoo.errors import UserError
 
@@ -49,57 +44,6 @@ def _plans(count: int = 2, **keys):
 
 def _named(plans, place: Path) -> dict[str, str]:
     return {str(place): "<place>", **{planned.run: f"<run {n}>" for n, planned in enumerate(plans)}}
-
-
-def test_records_of_cells(place: Path):
-    plans = _plans()
-
-    def lines() -> Iterator[str]:
-        path = engine_page.write_record(plans[0])
-        yield f"{path} {files_in(place / 'results')}"
-        values = json.loads(path.read_text())
-        yield f"{sorted(values)}, format {values['format']}"
-        again = engine_page.read_record(path)
-        yield (
-            f"as before {again.config == plans[0].config}, {again.run == plans[0].run}, "
-            f"{again.folder.path.name == plans[0].run}"
-        )
-        for change in (
-            {"format": 2},
-            {"identity": {}},
-            {"folder": "/no/such/folder"},
-            {"letters": None},
-            {"config": {"x": 1}},
-            {"config": None},
-        ):
-            path.write_text(json.dumps({**values, **change}))
-            said_ = refusal(engine_page.enter_record, path)
-            yield f"{change}: {said_ if not said_.startswith('taken') else 'taken'}"
-        path.write_text(json.dumps({k: v for k, v in values.items() if k != "config"}))
-        yield refusal(engine_page.read_record, path)
-        path.write_text("[")
-        yield refusal(engine_page.read_record, path)
-        path.unlink()
-        yield refusal(engine_page.read_record, path)
-        with said() as printed:
-            ended = engine_page.train_record(path, lambda *_: None)
-        yield f"{ended} {printed}"
-        yield f"{engine_page.progress(plans[0])}"
-        plans[0].folder.path.mkdir()
-        (plans[0].folder.path / "metrics.csv").write_text("step,loss\n5,1\n30,1\n")
-        yield f"{engine_page.progress(plans[0])}"
-        heard: list[tuple] = []
-        sink = engine_page.stops_when_signalled(lambda *words: heard.append(words), "a cell")
-        sink("test", 1, 2)
-        signals._received.append(signal.SIGUSR2.value)
-        try:
-            sink("train", 1, 2, "note")
-            yield refusal(sink, "test", 2, 2)
-        finally:
-            signals._received.clear()
-        yield f"{heard}"
-
-    check(RECORDED / "records.txt", masked(list(lines()), _named(plans, place)))
 
 
 def test_a_cell_that_trains_elsewhere_draws_no_bar_and_knows_who_trains_beside_it(place: Path, monkeypatch):
@@ -146,35 +90,6 @@ def test_every_experiment_of_a_sweep_has_a_list_of_its_own_cells(place: Path):
     engine.changed()
     files = [planned.folder.path.parent / command_list.COMMANDS for planned in (one, other)]
     assert [command_list.listed(file) for file in files] == [[one.run], [other.run]]
-
-
-def test_the_list_of_commands(place: Path):
-    """Lines keep their numbers, new cells come at the end, and what others wrote into the file is dropped."""
-    plans = _plans(3)
-
-    def lines() -> Iterator[str]:
-        for chosen in (plans[:2], plans[1:], plans[:1]):
-            engine = command_list.CommandList(chosen)
-            for planned in chosen:
-                engine.submit(planned)
-            yield (
-                f"{engine.capacity} {[p.run for p in engine.changed()]} {engine.state(chosen[0])} "
-                f"{engine.cancel(chosen[0])}"
-            )
-            yield engine.detached_message(2)
-            yield from (
-                line.partition("run.py ")[2]
-                for line in (place / "results" / "study" / "cells.txt").read_text().splitlines()
-            )
-        file = place / "results" / "study" / "cells.txt"
-        file.write_text(f"rm -rf x\n{file.read_text()}echo done\n")
-        yield f"{command_list.listed(file)} {command_list.listed(place / 'none')}"
-        for text in ("plain", "with space", "it's", 'a"b', "a\\b"):
-            yield f"{text!r}: {command_list.override('run', text)}"
-        for bad in ("a\nb", "a${b"):
-            yield refusal(command_list._refuse_unnameable, Path(bad) / ".cells" / "x.json")
-
-    check(RECORDED / "command_list.txt", masked(list(lines()), _named(plans, place)))
 
 
 class _Queue:
@@ -362,126 +277,3 @@ def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
     finally:
         process.kill()
         process.stdout.close()
-
-
-def test_queues(monkeypatch):
-    """What squeue, scontrol and processes say."""
-    answers = {"squeue": "7|RUNNING\n8|PENDING\nwarning\n", "scontrol": "JobId=7 JobState=NODE_FAIL Reason=x"}
-
-    def lines() -> Iterator[str]:
-        commands = (("echo", "x"), ("false",), ("/no/such/command",))
-        yield f"{[slurm_page._output_of(*words) for words in commands]}"
-        asked = []
-        monkeypatch.setattr(
-            slurm_page, "_output_of", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
-        )
-        queue = slurm_page.SlurmQueue()
-        yield f"before {queue.state('7', None)}"
-        queue.refresh()
-        yield f"{queue.states} {queue.state('9', None)} {queue.began('7')} {queue.end('7')!r}"
-        answers.clear()
-        queue.refresh()
-        yield (
-            f"no answer later: {queue.states}, {queue.end('7')!r}; at first: "
-            f"{refusal(slurm_page.SlurmQueue().refresh)}"
-        )
-        local, own = slurm_page.LocalQueue(), str(os.getpid())
-        began = local.began(own)
-        yield (
-            f"{began is not None} {local.state(own, began)} {local.state(own, 1.0)} "
-            f"{local.state(own, None)} {local.end(own)!r} {local.began('999999')}"
-        )
-        yield f"{slurm_page.CANCELLED} {asked}"
-
-    check(RECORDED / "queues.txt", lines())
-
-
-def test_nodes_of_ray():
-    def nodes(*found):
-        return [{"Alive": alive, "Resources": resources} for alive, resources in found]
-
-    def lines() -> Iterator[str]:
-        small, large = (True, {"CPU": 2.0}), (True, {"CPU": 8.0, "GPU": 1.0})
-        for settings in (
-            RayConfig(),
-            RayConfig(cpus=4.0),
-            RayConfig(cpus=2.0, gpus=1.0),
-            RayConfig(cpus=9.0),
-            RayConfig(cpus=9.0, grows=True),
-            RayConfig(gpus=0.5),
-        ):
-            for found in ((small,), (small, large), ((False, {"CPU": 64.0, "GPU": 8.0}), small)):
-                yield (
-                    f"{settings.cpus:g} {settings.gpus:g} {settings.grows}: "
-                    f"{refusal(ray_engine.refuse_what_no_node_has, nodes(*found), settings)}"
-                )
-
-    check(RECORDED / "ray_nodes.txt", lines())
-
-
-class _Supervisor(supervisor.Supervisor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log, self.over, self.ends = [], {}, 0
-
-    def _start(self, record, arguments, options):
-        self.log.append(("start", record, arguments, options))
-        return f"task of {record} {len(self.log)}"
-
-    def _ended(self, tasks):
-        return {record: self.over.pop(record) for record in list(tasks) if record in self.over}
-
-    def _kill(self, task) -> None:
-        self.log.append(("kill", task))
-
-    def _end(self) -> None:
-        self.ends += 1
-
-
-def test_supervisors_of_tasks(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
-
-    def lines() -> Iterator[str]:
-        made = _Supervisor()
-        yield (
-            f"{made.submit(('c', 10.0), 'a', (1,), {'x': 2})} "
-            f"{made.submit(('c', 10.0), 'a', (1,), {})} {made.submit(('d', 5.0), 'b', (), {})}"
-        )
-        made.begin("a")
-        made.begin("z")
-        yield f"{made.states(('c', 10.0))} {made.begun}"
-        made.over["a"] = (0, "")
-        yield f"{made.states(('c', 10.0))}, {made.submit(('c', 10.0), 'a', (), {})}, {made.states(('c', 10.0))}"
-        yield f"{made.cancel('b')} {made.cancel('b')} {made.states(('c', 10.0))}"
-        made.leave("c")
-        yield f"{made.ends} {made.until}"
-        made.over["a"] = (1, "failed")
-        clock[0] = 105.0
-        made.end_unless_needed()
-        yield f"{made.ends} {made.until} {made.outcomes} {made.log}"
-
-    check(RECORDED / "supervisors.txt", lines())
-
-
-def test_ends_and_engines(monkeypatch):
-    def lines() -> Iterator[str]:
-        for status in (0, 1, 3, -9, -15, None):
-            yield f"{status}: {exit_reason(status)}"
-        yield (
-            f"{engine_page.DONE} {engine_page.FAILED} {engine_page.PAUSED} "
-            f"{issubclass(engine_page.CellsLeft, RunPaused)}"
-        )
-        for engine, module in (
-            ("slurm", "slurm.SlurmJobs"),
-            ("ray", "ray_engine.RayTasks"),
-            ("list", "command_list.CommandList"),
-            ("pool", "pool.Pool"),
-        ):
-            monkeypatch.setattr(
-                f"experiments.engines.{module}", lambda plans, engine=engine: f"made {engine}"
-            )
-            planned = SimpleNamespace(config=tiny_config(sweep__engine=engine))
-            yield f"{engine}: {engines.make_engine([planned])}"
-
-    check(RECORDED / "ends.txt", lines())

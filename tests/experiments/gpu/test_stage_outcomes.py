@@ -122,3 +122,16 @@ def test_forms_that_are_compiled_ahead_are_ours_and_those_of_peers_in_triton_on_
     assert set(forms["triton"]()) == {"hyper_pre"}
     assert leaves
     assert all(x.requires_grad and x.device.type == "cpu" and x.dtype != torch.float64 for x in leaves)
+
+
+def test_what_breaks_the_gpu_ends_the_tuning_and_no_other_failure_does(monkeypatch):
+    def failing(words: str):
+        def run(calls):
+            raise RuntimeError(words)
+
+        monkeypatch.setattr(stages, "_triton", run)
+        return stages._launch("short_conv", 16, "forward", torch.device("cpu"))
+
+    assert failing("no such form") == "RuntimeError: no such form"
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        failing("CUDA error: an illegal memory access was encountered")

@@ -1,9 +1,7 @@
-"""Identities and names of runs over a table of changes, every refusal of a check, and what plans keep."""
+"""Identities and names of runs over a table of changes, and every refusal of a plan."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +11,17 @@ from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
 from experiments.configuration.compose import architectures
-from experiments.costs.model_costs import derive_costs
 from experiments.planning.identity import (
     as_format_1,
     block_files,
     identify,
-    recorded_config,
     run_name,
     tell_earlier,
 )
 from experiments.planning.plan import (
     _check_place,
-    apply_match,
     check_config,
-    from_record,
     plan,
-    resolve_steps,
-    studied_rate,
-    to_record,
 )
 from zoo.errors import UserError
 from zoo.model import letters_of
@@ -339,37 +330,6 @@ def test_a_model_is_checked_at_the_length_and_the_vocabulary_that_it_is_trained_
         check_config(changed(fits, data__seq_len=256))
 
 
-def test_plans_as_records(place: Path):
-    """A plan as values and back; its YAML; what an older record lacks; where a folder of format 1 is there."""
-    config = tiny_config(data__name="text", data__path="book.txt", results="results", seed=3)
-    planned = plan(config)
-
-    def lines() -> Iterator[str]:
-        yield f"{planned.run} in {planned.folder.path.parent}, {planned.title}, {planned.letters}"
-        record = json.loads(json.dumps(to_record(planned)))
-        again = from_record(record, planned.folder.path)
-        yield f"keys {sorted(record)}, as before: {again == planned}"
-        values = dataclasses.asdict(planned.config)
-        older = {**values, "trainer": {k: v for k, v in values["trainer"].items() if k != "patience"}}
-        for name, found in (("whole", values), ("older", older)):
-            own = recorded_config(found)
-            content = planned.identity["data"]["content"]
-            yield f"{name}: {run_name(identify(own, letters_of(own.model), content)) == planned.run}"
-            yield from differences(own, leaves(planned.config))
-        earlier = (
-            place / "results" / "default" / run_name(as_format_1(planned.identity, config.evaluate.splits))
-        )
-        earlier.mkdir(parents=True)
-        yield (
-            f"beside a folder of format 1: {plan(config).run == earlier.name}, format "
-            f"{plan(config).identity['format']}"
-        )
-        planned.folder.path.mkdir(parents=True)
-        yield f"beside both: {plan(config).run == planned.run}, format {plan(config).identity['format']}"
-
-    check(RECORDED / "records.txt", lines())
-
-
 def test_a_run_that_has_no_checkpoint_starts_anew_and_nothing_is_told_of_its_blocks(place: Path):
     planned = plan(tiny_config(data__name="text", data__path="book.txt", results="results"))
     before = dict.fromkeys(block_files(planned.config.model, planned.letters), "0" * 16)
@@ -377,38 +337,3 @@ def test_a_run_that_has_no_checkpoint_starts_anew_and_nothing_is_told_of_its_blo
     with said() as printed:
         tell_earlier([planned])
     assert printed == []
-
-
-def test_sizes_that_follow_from_others():
-    """Widths that are matched, steps that follow from parameters, costs of a model, rates of a study."""
-
-    def lines() -> Iterator[str]:
-        config = tiny_config(model__d_model=32, model__depth=2)
-        for name, match, length in (
-            ("kda_pure", "params", None),
-            ("transformer", "flops", 64),
-            ("lfm2", "state", None),
-            ("mla", "state", 8),
-        ):
-            model = architectures(config.model)[name]
-            asked = changed(config, model=model, match=match, match_length=length)
-            yield f"{name} {match} {length}"
-            try:
-                yield from differences(apply_match(asked).model, leaves(model))
-            except UserError as error:
-                yield f"  {error}"
-        for keys in ({}, {"trainer__accumulate": 2}, {"data__batch_size": 8}, {"model__pattern": "K"}):
-            asked = changed(config, trainer__tokens_per_parameter=20.0, **keys)
-            yield (
-                f"{keys}: {asked.tokens_per_step} tokens a step, "
-                f"{resolve_steps(asked).trainer.max_steps} steps"
-            )
-        for tokenizer in ("bytes", "gpt2", "bpe", "none"):
-            yield f"{tokenizer}: {changed(config, data__tokenizer=tokenizer).nominal_vocabulary} tokens"
-        for name in ("transformer", "kda_pure", "hypergraph"):
-            model = architectures(config.model)[name]
-            yield from flat(derive_costs(changed(config, model=model, data__seq_len=24), 100), name)
-        for study, name in (("quickstart_rates", "kda"), ("quickstart_rates", "nobody"), ("no_study", "kda")):
-            yield f"{study} {name}: {refusal(studied_rate, study, name)}"
-
-    check(RECORDED / "sizes.txt", lines())

@@ -1,23 +1,18 @@
-"""What runs write: rows, summaries, cards, scores, answers, from weights of a formula; schedules, groups, messages."""
+"""What a run writes, from weights of a formula; how its processes start, speak and end."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import errno
-import itertools
 import json
-import math
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -30,22 +25,18 @@ from support.steady import (
     masked,
     pretended_machine,
     refusal,
-    said,
     set_by_formula,
     tiny_config,
 )
 
-from experiments.configuration.compose import architectures
 from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
 from experiments.runs import MetricLog, RunFolder, RunPaused, read_metrics
-from experiments.system import signals
 from experiments.system.paths import ROOT
 from experiments.system.processes import MARK
-from experiments.training import callbacks, lightning_modules, rank, train
+from experiments.training import callbacks, rank, train
 from experiments.training import execute as execute_module
 from experiments.training.execute import _explain, execute
-from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer
 from zoo import LanguageModel
 from zoo.errors import UserError
 from zoo.io import read_card
@@ -160,326 +151,6 @@ def test_a_run_on_text(place: Path):
         relative=1e-4,
         absolute=1e-6,
     )
-
-
-def test_a_run_on_packed_documents_without_checkpoints(place: Path):
-    config = tiny_config(
-        **{**TEXT, "evaluate__stride": 8},
-        data__pack="document",
-        trainer__keep_checkpoints=False,
-        trainer__patience=1,
-        seed=4,
-        optim__lr=0.01,
-        optim__lr_min=0.01,
-        trainer__recompute="full",
-        evaluate__windows=3,
-    )
-
-    def lines() -> Iterator[str]:
-        folder, told = _run(config)
-        yield from (line for line in told if line.startswith(("test", "validation")))
-        yield from (
-            line for line in _written(folder) if not line.startswith(("model.", "machine.", "versions."))
-        )
-
-    check(
-        RECORDED / "run_packed.txt",
-        masked(list(lines()), {str(place): "<place>"}),
-        relative=1e-3,
-        absolute=1e-5,
-    )
-
-
-def test_a_run_on_a_task(place: Path):
-    config = tiny_config(
-        **{**TEXT, "data__name": "mqar", "data__path": None, "trainer__val_tokens": 160},
-        data__vocab_size=4096,
-        data__seq_len=128,
-        evaluate__windows=20,
-        model__pattern="K",
-        model__residual__name="ohc",
-    )
-    config = changed(config, data__tokenizer="bpe", data__tasks__mqar__length=16, data__tasks__mqar__pairs=2)
-
-    def lines() -> Iterator[str]:
-        folder, told = _run(config)
-        yield from (line for line in told if line.startswith(("test", "validation")))
-        yield from (line for line in _written(folder) if not line.startswith(("machine.", "versions.")))
-
-    check(
-        RECORDED / "run_on_task.txt",
-        masked(list(lines()), {str(place): "<place>"}),
-        relative=1e-3,
-        absolute=1e-5,
-    )
-
-
-def test_runs_that_stop(place: Path):
-    """Paused at a step, told to make room, out of time, diverged, failing: what is said, recorded and left."""
-    base = tiny_config(**TEXT)
-
-    def lines() -> Iterator[str]:
-        yield refusal(_run, changed(base, trainer__pause_at=2, name="paused"))
-        yield from files_in(place / "results" / "paused")
-        folder, _ = _run(changed(base, name="paused"))
-        yield (
-            f"then complete: {folder.complete}, "
-            f"{[row['step'] + row['split'] for row in read_metrics(folder.path / 'metrics.csv')]}"
-        )
-        yield refusal(_run, changed(base, trainer__max_minutes=1e-9, name="late"))
-        with mock.patch.object(signals, "_received", [signal.SIGUSR2.value]):
-            yield refusal(_run, changed(base, name="told"))
-        made = changed(
-            base, name="diverged", optim__lr=1e30, optim__lr_min=0.0, optim__warmup_steps=0, optim__clip=1e30
-        )
-        yield re.sub("first in module '[^']*'", "first in a module", refusal(_run, made))
-        planned = plan(made)
-        failure = planned.folder.failure()
-        yield (
-            f"{failure['kind']} at {failure['step']}: {sorted(failure)}, {planned.folder.failed} "
-            f"{planned.folder.resumable}"
-        )
-        with mock.patch.object(train, "Attempt", side_effect=OSError(28, "No space left")):
-            yield refusal(_run, changed(base, name="full"))
-        yield f"{_explain(planned, ValueError('x'))}"
-        planned.folder.finish({})
-        yield f"{_explain(planned, ValueError('x'))}, failed {planned.folder.failed}"
-
-    check(RECORDED / "runs_that_stop.txt", masked(list(lines()), {str(place): "<place>"}))
-
-
-def test_schedules():
-    def lines() -> Iterator[str]:
-        for keys in (
-            {},
-            {"warmup_steps": 0},
-            {"warmup_steps": 99},
-            {"lr_min": 0.0},
-            {"lr_min": 3e-3},
-            {"warmup_steps": 10},
-        ):
-            config = changed(tiny_config().optim, **{"warmup_steps": 4, **keys})
-            yield f"{keys}: {[float(f'{lr_factor(step, config, 10):.9g}') for step in range(13)]}"
-        yield (
-            f"one step {lr_factor(0, changed(config, warmup_steps=1), 1)} "
-            f"{lr_factor(1, changed(config, warmup_steps=1), 1)}"
-        )
-        yield f"due {[(step, callbacks.is_due(step, 4, 10)) for step in range(1, 11)]}"
-
-    check(RECORDED / "schedules.txt", lines())
-
-
-def test_parameter_groups_of_every_preset():
-    """Which parameters learn at which rate, with which decay, clipped together with which."""
-
-    def lines() -> Iterator[str]:
-        config = tiny_config(
-            optim__lr=0.5, optim__weight_decay=0.25, optim__beta1=0.7, optim__beta2=0.8, optim__eps=1e-3
-        )
-        for name, model in architectures(config.model).items():
-            made = LanguageModel(model, vocab_size=8, seq_len=16)
-            names = {id(parameter): key for key, parameter in made.named_parameters()}
-            optimizer = make_optimizer(made, config.optim)
-            yield (
-                f"{name}: {optimizer.defaults['betas']} {optimizer.defaults['eps']} "
-                f"{optimizer.defaults['lr']}"
-            )
-            for group in optimizer.param_groups:
-                short = sorted(
-                    {
-                        names[id(p)].replace("layers.0.", "*").replace("layers.1.", "*")
-                        for p in group["params"]
-                    }
-                )
-                yield (
-                    f"  {group['clip_group']} lr {group['lr']:.6g} {group['initial_lr']:.6g} decay "
-                    f"{group['weight_decay']}: {' '.join(short)}"
-                )
-
-    check(RECORDED / "parameter_groups.txt", lines())
-
-
-def test_clipping():
-    """Every clipping group by itself; the norm over all."""
-    a, b, c = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
-    groups = [
-        {"params": [a], "clip_group": "one"},
-        {"params": [b], "clip_group": "two"},
-        {"params": [c], "clip_group": "one"},
-    ]
-
-    def lines() -> Iterator[str]:
-        for chosen, limit in ((groups, 1.0), (groups, 100.0), (groups[:1], 1.0)):
-            a.grad, b.grad, c.grad = (
-                torch.tensor([3.0, 0.0]),
-                torch.tensor([0.0, 12.0]),
-                torch.tensor([0.0, 4.0]),
-            )
-            norm = clip_gradients(torch.optim.SGD([dict(group) for group in chosen], lr=1.0), limit)
-            yield (
-                f"{limit}: norm {float(norm):.5f}, "
-                f"{[[round(x, 4) for x in p.grad.tolist()] for p in (a, b, c)]}"
-            )
-        c.grad = None
-        yield (
-            f"without one: "
-            f"{float(clip_gradients(torch.optim.SGD([dict(g) for g in groups], lr=1.0), 9.0)):.5f}"
-        )
-
-    check(RECORDED / "clipping.txt", lines())
-
-
-def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
-    """Means over micro-batches and intervals, speeds without pauses, shares above 1 left out; what is kept."""
-    clock = itertools.count(100.0, 2.0)
-    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 77)
-    log = MetricLog(tmp_path / "metrics.csv", ["b", "aux:a"])
-    peaks = iter([1e5, 1e5, 1e4])
-
-    def utilisation(rate: float) -> float | None:
-        return peak_flops.utilisation(rate * 1000.0, next(peaks))
-
-    utilisation.seconds = 0.0
-    rows = callbacks.MetricRows(log, 2, 64, utilisation)
-    trainer = SimpleNamespace(
-        global_step=0,
-        max_steps=5,
-        loggers=[],
-        optimizers=[SimpleNamespace(param_groups=[{"lr": 0.25}, {"lr": 9.0}])],
-    )
-    rows.on_train_start(trainer, None)
-    for step in range(1, 6):
-        trainer.global_step = step
-        losses = {"loss": torch.tensor(step + 0.5), "aux_loss": torch.tensor(0.5)}
-        rows.paused += 1.0 if step == 3 else 0.0
-        rows.on_before_optimizer_step(trainer, None, *trainer.optimizers)
-        rows.after_step(
-            trainer,
-            SimpleNamespace(last_step={**losses, "grad_norm": torch.tensor(7.0)}, device=torch.device("cpu")),
-        )
-        if step == 3:
-            state = rows.state_dict()
-    again = callbacks.MetricRows(log, 2, 64, utilisation)
-    again.load_state_dict(state)
-
-    def lines() -> Iterator[str]:
-        yield from (tmp_path / "metrics.csv").read_text().splitlines()
-        yield (
-            f"{ ({k: float(v) for k, v in state['sums'].items()}) } {state['count']} "
-            f"{state['seconds']}, again {again.state_dict() == state}"
-        )
-        with open(tmp_path / "metrics.csv", "a") as file:
-            file.write("9,1,train,0.5")
-        yield f"torn {len(read_metrics(tmp_path / 'metrics.csv'))}"
-        log.cut(4)
-        yield from (tmp_path / "metrics.csv").read_text().splitlines()
-        yield (
-            f"utilisation {peak_flops.utilisation(3.0, 4.0)} {peak_flops.utilisation(4.0, 4.0)} "
-            f"{peak_flops.utilisation(4.1, 4.0)}"
-        )
-        summary_log = MetricLog(tmp_path / "other.csv", [])
-        summary_log.cut(0)
-        yield f"no rate {train._median_rate(summary_log)}"
-        for rate in (5.0, 1.0, 3.0, 9.0):
-            summary_log.append({"step": 1, "split": "train", "tokens_per_second": rate})
-        summary_log.append({"step": 1, "split": "validation", "tokens_per_second": 100.0})
-        yield f"median rate {train._median_rate(summary_log)}"
-
-    check(RECORDED / "metric_rows.txt", lines())
-
-
-def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
-    """Better and worse losses in turn: what is best, when training stops, what is exported, what stays."""
-    exported: list[str] = []
-    monkeypatch.setattr(
-        callbacks, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
-    )
-    losses = iter([3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.5, 1.5])
-    config = tiny_config(trainer__val_every=2, trainer__patience=3, trainer__val_tokens=70)
-    written: list[dict] = []
-    rows = SimpleNamespace(write=lambda trainer, row: written.append(row), paused=0.0)
-    check_ = callbacks.Validation(config, None, rows, tmp_path / "run", None)
-    check_.scores = lambda model, trainer: {"loss": next(losses)}
-    weights = callbacks.ExportWeights([4, 5], check_, rows, tmp_path / "run")
-    trainer = SimpleNamespace(global_step=0, max_steps=99, should_stop=False)
-    task = SimpleNamespace(model=None, data_card={})
-
-    def lines() -> Iterator[str]:
-        for step in range(1, 17):
-            trainer.global_step = step
-            check_.after_step(trainer, task)
-            weights.after_step(trainer, task)
-            yield (
-                f"{step}: best {check_.best} at {check_.best_step}, worse {check_.worse}, stop "
-                f"{trainer.should_stop}"
-            )
-            if trainer.should_stop:
-                break
-        yield f"{exported} {written}"
-        yield f"{check_.state_dict()}"
-        fresh = callbacks.Validation(config, None, rows, tmp_path, None)
-        fresh.load_state_dict(check_.state_dict())
-        fresh.on_train_start(trainer, task)
-        yield f"going on: {trainer.should_stop}, {fresh.out_of_patience}"
-        for tokens in (None, 1, 63, 64, 130):
-            fresh.config = changed(config, trainer__val_tokens=tokens)
-            yield f"{tokens}: {fresh.windows(SimpleNamespace(seq_len=32))} windows"
-        for number in (3, 12, 100_000_000, 7):
-            (tmp_path / f"step-{number:08d}.ckpt").touch()
-        yield f"{[path.name for path in callbacks.list_checkpoints(tmp_path)]}"
-        callbacks.remove_checkpoints(tmp_path)
-        yield f"{files_in(tmp_path)}"
-        for precision in ("bf16-mixed", "32-true"):
-            yield f"{precision}: {callbacks.scoring_precision(SimpleNamespace(precision=precision))}"
-
-    check(RECORDED / "validation.txt", lines())
-
-
-def test_pausing_by_hand(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(callbacks, "save_checkpoint", lambda trainer, folder: None)
-    clock = iter([0.0, 59.0, 60.0, 61.0, 61.0])
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(clock))
-    trainer = SimpleNamespace(global_step=4, max_steps=9)
-
-    def lines() -> Iterator[str]:
-        timed = callbacks.Pause(1.0, None, tmp_path)
-        for step in (4, 5, 9):
-            trainer.global_step = step
-            yield f"time at {step}: {refusal(timed.after_step, trainer, None)}"
-        planned = callbacks.Pause(None, 5, tmp_path)
-        for step in (4, 5, 6, 9):
-            trainer.global_step = step
-            yield f"planned at {step}: {refusal(planned.after_step, trainer, None)}"
-
-    check(RECORDED / "pausing.txt", lines())
-
-
-def test_what_is_not_finite():
-    class Part(torch.nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.factor, self.weight = factor, torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            return {"y": (x["y"] if isinstance(x, dict) else x) * self.factor * self.weight}
-
-    def lines() -> Iterator[str]:
-        for factors in ((1.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
-            model = torch.nn.Sequential(*map(Part, factors))
-            yield f"{factors}: {lightning_modules.first_bad_module(model, lambda model=model: model(torch.ones(1)))}"
-        model[1].weight.data.fill_(math.nan)
-        yield f"weights: {lightning_modules.first_bad_module(model, lambda: None)}"
-        for grads in ((1.0, 1.0), (math.nan, 1.0), (math.nan, math.inf)):
-            for part, grad in zip(model, grads, strict=True):
-                part.weight.grad = torch.tensor([grad])
-            yield f"gradients {grads}: {lightning_modules.first_bad_gradient(model)}"
-        error = lightning_modules.NonFinite("the loss is not finite", 7, "layers.1")
-        yield f"{error} {error.step} {error.module}"
-        values = (1, "a", [torch.ones(1), (torch.tensor([math.nan]),)], torch.tensor([1]))
-        yield f"{[lightning_modules._finite(x) for x in values]}"
-
-    check(RECORDED / "not_finite.txt", lines())
 
 
 @pytest.mark.parametrize("linked", ["", execute_module.LOG])
@@ -731,68 +402,3 @@ def test_a_signal_of_torchrun_itself_killed_nobody(tmp_path: Path, own: int):
 def test_a_full_disk_and_a_full_quota_have_the_same_remedy(tmp_path: Path, code: int):
     planned = SimpleNamespace(title="a run", folder=RunFolder(tmp_path))
     assert "free some space" in str(_explain(planned, OSError(code, "no room")))
-
-
-def test_peaks(tmp_path: Path, monkeypatch):
-    """A peak is measured once, again where training was faster, and the higher one is kept; of GPUs by data sheets."""
-    rates = iter([5e9, 4e9, 9e9])
-    monkeypatch.setattr(peak_flops, "_measure", lambda _device: next(rates))
-    device = torch.device("cpu")
-
-    def lines() -> Iterator[str]:
-        for above in (0.0, 1e9, 5e9, 6e9, 8e9, 9.5e9):
-            yield f"above {above:g}: {refusal(peak_flops.peak, device, tmp_path, above)}"
-        (file,) = (tmp_path / "peaks").glob("*.json")
-        yield f"{sorted(json.loads(file.read_text()))}"
-        for text in (
-            "[]",
-            "{}",
-            '{"flops": -1}',
-            '{"flops": "x"}',
-            '{"flops": 1e999}',
-            '{"flops": 7}',
-            "broken",
-        ):
-            file.write_text(text)
-            yield f"{text}: {peak_flops._cached(file)}"
-        for name in (
-            "NVIDIA H200",
-            "NVIDIA H100 80GB HBM3",
-            "NVIDIA A100-SXM4-80GB",
-            "NVIDIA L40S",
-            "NVIDIA GeForce RTX 4090",
-        ):
-            monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
-            yield f"{name}: {peak_flops.peak(torch.device('cuda'), tmp_path)}"
-        yield f"{peak_flops.SIZES} {peak_flops.ROUNDS}"
-
-    with pretended_machine():
-        found = list(lines())
-    check(RECORDED / "peaks.txt", found)
-
-
-def test_notices_of_changed_blocks(place: Path, monkeypatch):
-    """One line a file that changed under runs that are complete, and one for those that have begun."""
-    from experiments.planning.identity import block_files, tell_earlier
-
-    plans = [plan(tiny_config(**TEXT, seed=seed, model__pattern="K")) for seed in range(4)]
-    own = block_files(plans[0].config.model, plans[0].letters)
-    mixer = next(path for path in own if "mixers" in path)
-    for number, planned in enumerate(plans[:3]):
-        planned.folder.begin(planned.yaml(), planned.identity, {**own, mixer: "0" * 16})
-        if number < 2:
-            planned.folder.finish({"block_files": {**own, mixer: "0" * 16}})
-        else:
-            planned.folder.checkpoints.mkdir()
-            (planned.folder.checkpoints / "x").touch()
-    with said() as printed:
-        tell_earlier(plans)
-    paths = [f"{sorted(own)} {[len(digest) for digest in own.values()]}"]
-    names = {planned.run: f"<run {number}>" for number, planned in enumerate(plans)}
-    check(RECORDED / "changed_blocks.txt", masked([*paths, *printed], {str(place): "<place>", **names}))
-
-
-def test_columns_of_rows():
-    """The header of metrics.csv is what readers know: its order too."""
-    log = MetricLog(Path("nowhere"), ["b", "a"])
-    check(RECORDED / "columns.txt", [",".join(log.columns), csv.__name__])

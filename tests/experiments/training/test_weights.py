@@ -161,3 +161,14 @@ def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, mo
     assert list(run.glob("checkpoints/*.ckpt")) == []
     assert list(runs.available(run)) == [10, 20]
     assert "already complete" in lab.here("trainer.keep_checkpoints=false").out
+
+
+@pytest.mark.parametrize("at", ["first", "0", "-3", "1.5", "[7]", "true"])
+def test_weights_that_a_run_s_configuration_names_are_checked_as_those_of_the_command(
+    tmp_path: Path, at: str
+):
+    """A configuration may have been edited, or be of another version."""
+    (tmp_path / "config.yaml").write_text(f"probe: {{at: {at}}}\n")
+    with pytest.raises(UserError, match=r"probe\.at=.* must be best, last or the number of a step"):
+        probe_run.weights_to_probe(tmp_path, ProbeConfig())
+    assert not probe_run.is_probed(tmp_path, ProbeConfig())
