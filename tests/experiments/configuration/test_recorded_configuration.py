@@ -16,7 +16,6 @@ from experiments.configuration import schema
 from experiments.configuration.compose import (
     architectures,
     check_recipe,
-    dominant_mixer,
     for_size,
     headlines,
     label,
@@ -31,6 +30,7 @@ from experiments.system.paths import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
 from zoo.options import check_limits
+from zoo.registry import dominant_mixer
 
 RECORDED = Path(__file__).parent / "recorded"
 
