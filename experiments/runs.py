@@ -362,6 +362,8 @@ def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Cor
     """
     given = {k: v for k in ("path", "train_path", "gpt2_path", "cache_dir") if (v := getattr(paths, k))}
     cfg = dataclasses.replace(run.data, **given)
+    if cfg.tokenizer == "pretrained":  # the run's own, wherever the folder lies that it came from
+        cfg = dataclasses.replace(cfg, tokenizer_path=str(run.folder))
     data.check(cfg)
     corpus = data.prepare(cfg, progress)
     if corpus.tokenizer.identity() != run.tokenizer.identity():

@@ -7,6 +7,7 @@ interfaces.py          what a block has to offer;  registry.py: which blocks the
 context.py             facts about a pass's tokens;  context_parallel.py: a sequence on several ranks
 probes/                what blocks record and how it becomes a table
 generate.py            sampling text;  tokenization.py: tokenizers that travel with a model
+pretrained/            published models, in Hugging Face's layout, in both directions
 io.py, files.py        models and checkpoints on disk
 cost.py, matching.py   parameters, FLOPs and decode state; widths that make models equal in them
 recompute.py           recomputing activations in the backward;  backends.py: whether a backend serves a model
@@ -20,6 +21,7 @@ from zoo.generate import generate
 from zoo.interfaces import Dims, Mixer
 from zoo.io import export, load
 from zoo.model import LanguageModel
+from zoo.pretrained import from_pretrained
 from zoo.registry import register_channel, register_mixer, register_residual
 from zoo.tokenization import tokenizer
 
@@ -31,6 +33,7 @@ __all__ = [
     "ModelConfig",
     "UserError",
     "export",
+    "from_pretrained",
     "generate",
     "load",
     "register_channel",

@@ -13,18 +13,26 @@ import torch
 from torch import Tensor
 
 
-def write_atomic(path: Path, content: bytes | memoryview | str) -> None:
+def write_atomic(path: Path, content: bytes | memoryview | str | Callable[[Path], object]) -> None:
     """Put content at path by an atomic rename: a reader sees the old file or the new one, never a part.
 
+    content: or a function that writes it to the path that it is given.
     Raises OSError (a full disk, say) with the old file intact and no partial file left behind.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if not callable(data):
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        if callable(data):
+            mode = os.stat(partial).st_mode
+            data(partial)
+            with open(partial, "rb+") as file:
+                os.fchmod(file.fileno(), mode)  # safetensors leaves a file that its owner alone can read
+                os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

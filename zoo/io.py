@@ -48,9 +48,21 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     state = model.state_dict() if weights is None else weights
     tensors = {name: x.detach().cpu().contiguous() for name, x in state.items()}
-    write_atomic(folder / WEIGHTS, safetensors.torch.save(tensors))
+    write_weights(folder / WEIGHTS, tensors)
     write_json(folder / CARD, card(model, **extra))
     return folder
+
+
+def write_weights(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write CPU tensors as safetensors, atomically and without a second copy of them in memory. Raises OSError."""
+
+    def write(partial: Path) -> None:
+        try:
+            safetensors.torch.save_file(tensors, partial, metadata=metadata)
+        except safetensors.SafetensorError as error:  # a full disk, say
+            raise OSError(f"cannot write {path} ({_line(error)})") from error
+
+    write_atomic(path, write)
 
 
 def build(description: dict[str, Any], *, backend: str | None = None) -> LanguageModel:

@@ -278,6 +278,11 @@ def on_fake_tensors(config: ModelConfig, *, vocab_size: int, seq_len: int) -> La
     """
     if config.backend not in WITHOUT_DATA:
         config = dataclasses.replace(config, backend="auto")
+    return to_be_filled(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+def to_be_filled(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+    """The model whose parameters hold anything, for weights that replace them all: drawing billions takes minutes."""
     with _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
 

@@ -32,12 +32,16 @@ class Tokenizer(Protocol):
     """Text to token ids and back: decode(encode(text)) == text for every text that UTF-8 can write.
 
     `encode` never yields `bos_id`, not even for a text that spells the separator out; `decode` writes it as
-    `<|endoftext|>`. Ids that do not form UTF-8 decode with replacement characters.
+    `<|endoftext|>`, or as a published tokenizer spells its own. Ids that do not form UTF-8 decode with replacement
+    characters.
     """
 
     name: str
     vocab_size: int
     bos_id: int
+    whole_texts: bool
+    """Whether it is another's, whose words nobody here knows: texts are not cut for it, and it may rewrite them (é as
+    one character, say). Scores stay those of the bytes that the text has."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -61,6 +65,7 @@ class ByteTokenizer:
     name = "bytes"
     vocab_size = 257
     bos_id = 256
+    whole_texts = False
 
     def encode(self, text: str) -> list[int]:
         """The bytes of a text."""
@@ -84,15 +89,28 @@ class ByteTokenizer:
 
 
 class BytePairTokenizer:
-    """A byte-level BPE held by the tokenizers library. ``kind`` is the name it is registered under."""
+    """A tokenizer held by the tokenizers library. ``kind`` is the name it is registered under.
 
-    def __init__(self, kind: str, backend: Any) -> None:
+    separator: the token before a document, by its spelling or its id; "pretrained" ones have their own.
+    Raises LookupError for one that is not in the vocabulary.
+    """
+
+    def __init__(self, kind: str, backend: Any, separator: str | int = SEPARATOR) -> None:
         # Without this a document that spells the separator out would be cut in two there.
         backend.encode_special_tokens = True
+        self.whole_texts = kind == "pretrained"
+        if self.whole_texts:  # a file may say how its author cut and padded texts for a model
+            backend.no_truncation()
+            backend.no_padding()
         self._kind = kind
         self._backend = backend
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.bos_id = backend.token_to_id(SEPARATOR)
+        self._separator = separator
+        # Ids may have gaps in a published vocabulary.
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        found = backend.token_to_id(separator) if isinstance(separator, str) else separator
+        if found is None or backend.id_to_token(found) is None:
+            raise LookupError(f"the tokenizer has no token {separator!r}")
+        self.bos_id = found
         self.name = f"bpe-{self.vocab_size}" if kind == "bpe" else kind
 
     @classmethod
@@ -100,7 +118,7 @@ class BytePairTokenizer:
         """The tokenizer from what `to_json` wrote."""
         from tokenizers import Tokenizer as Backend
 
-        return cls(saved["kind"], Backend.from_str(saved["tokenizer"]))
+        return cls(saved["kind"], Backend.from_str(saved["tokenizer"]), saved.get("separator", SEPARATOR))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; a separator that it spells out is text, too."""
@@ -119,11 +137,14 @@ class BytePairTokenizer:
     def identity(self) -> dict[str, Any]:
         """Kind, size and the SHA-256 of the library's tables."""
         tables = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
-        return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables}
+        return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables, **self._own_separator()}
 
     def to_json(self) -> str:
         """The kind and the library's own form of the tokenizer."""
-        return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
+        return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str(), **self._own_separator()})
+
+    def _own_separator(self) -> dict[str, Any]:
+        return {} if self._separator == SEPARATOR else {"separator": self._separator}
 
 
 def check_round_trip(
@@ -140,7 +161,7 @@ def check_round_trip(
         wrong = f"gives the token {ids.max()} with a vocabulary of {tokenizer.vocab_size}"
     elif tokenizer.bos_id in ids:
         wrong = f"takes words of a text for the separator of documents ({SEPARATOR})"
-    elif (back := tokenizer.decode(ids.tolist())) != text:
+    elif not tokenizer.whole_texts and (back := tokenizer.decode(ids.tolist())) != text:
         place = next(
             (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
         )
@@ -172,6 +193,7 @@ RESTORE: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "bytes": lambda saved: ByteTokenizer(),
     "bpe": BytePairTokenizer.restore,
     "gpt2": BytePairTokenizer.restore,
+    "pretrained": BytePairTokenizer.restore,
 }
 """Kind -> the tokenizer of what its `to_json` wrote."""
 

@@ -220,7 +220,13 @@ RUN_COLUMNS: tuple[Column, ...] = (
         "best_step", "Int64", "best_step", "steps", "step of the lowest validation loss, whose weights count"
     ),
     Column("steps", "Int64", "steps", "steps", "optimiser steps taken"),
-    Column("stopped", "str", "stopped", "", "finished or early"),
+    Column(
+        "stopped",
+        "str",
+        "stopped",
+        "",
+        "finished, early, or imported: trained elsewhere, with nothing known of it",
+    ),
     Column("tokens", "Int64", "tokens", "tokens", "tokens trained on"),
     Column("seconds", "float64", "seconds", "s", "training time"),
     Column("tokens_per_second", "float64", "tokens_per_second", "tokens/s", "training throughput"),

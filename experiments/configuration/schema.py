@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 
-from experiments.data import SPLITS, TASKS, DataConfig
+from experiments.data import SPLITS, TASKS, TOKENIZERS, DataConfig
 from experiments.data.config import OF_TEXT
 from zoo import ModelConfig
 from zoo.generate import CHUNK
@@ -428,7 +428,8 @@ class Config:
     baseline: job=compare, report and publish: the label of the baseline model (null: the plain transformer).
     question: job=publish: the question of the study, in one sentence.
     figures: job=publish: names of figures.
-    source: job=publish: where to get the text, if it has no public name.
+    source: job=import: the folder of the published model (from=FOLDER); job=publish: where to get the text, if it has
+        no public name.
     leave_out: job=publish: probe tables that are too large to commit.
     suite: job=bench: the suite to measure.
     block: job=verdict: the block to judge: a mixer, a residual scheme or a channel mixer.
@@ -495,7 +496,10 @@ class Config:
     @property
     def nominal_vocabulary(self) -> int:
         """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
-        return {"bytes": 257, "gpt2": 50257}.get(self.data.tokenizer, self.data.vocab_size)
+        d = self.data
+        if d.tokenizer == "pretrained" and d.tokenizer_path is not None:
+            return TOKENIZERS[d.tokenizer].spec(d)["vocab_size"]
+        return {"bytes": 257, "gpt2": 50257}.get(d.tokenizer, d.vocab_size)
 
 
 def register() -> None:

@@ -8,7 +8,7 @@ from experiments.data import tasks_base
 from experiments.data.tasks_base import TASKS, Task
 from zoo.config import from_dict
 from zoo.errors import UserError
-from zoo.options import limited
+from zoo.options import added, limited
 
 tasks_base.discover()
 
@@ -46,9 +46,10 @@ class DataConfig:
         (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
     text_column: text: the column of a table that holds the texts, one document per row; None means `text`.
     train_path: wikitext: parquet file, folder or glob that replaces the training split.
-    tokenizer: bytes | bpe (trained on the training split) | gpt2.
+    tokenizer: bytes | bpe (trained on the training split) | gpt2 | pretrained.
     vocab_size: vocabulary size of the trained bpe tokenizer.
     gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
+    tokenizer_path: pretrained: a folder with tokenizer.json (Hugging Face's layout), or a run, whose tokenizer it is.
     pack: stream (windows of one long stream) | document (no attention across documents).
     seq_len: tokens of a sequence.
     batch_size: sequences of a micro-batch.
@@ -66,6 +67,7 @@ class DataConfig:
     tokenizer: str = "bpe"
     vocab_size: int = 4096
     gpt2_path: str | None = None
+    tokenizer_path: str | None = added(None, before=None)
     pack: str = limited("stream", choices=PACKS)
     seq_len: int = limited(128, least=1)
     batch_size: int = limited(8, least=1)
@@ -76,7 +78,7 @@ class DataConfig:
 
 OF_TEXT = {
     key: getattr(DataConfig, key)
-    for key in ("path", "text_column", "train_path", "gpt2_path", "revision", "pack", *_OWN)
+    for key in ("path", "text_column", "train_path", "gpt2_path", "tokenizer_path", "revision", "pack", *_OWN)
 }
 """Keys of text at their defaults: what `data=TASK` sets beside the name, whatever size= says of them."""
 

@@ -153,7 +153,7 @@ def write_tokens(
         pending = 0
         for document in documents:
             waiting.append(None)
-            for piece in pieces(document.text):
+            for piece in [document.text] if tokenizer.whole_texts else pieces(document.text):
                 waiting.append(piece)
                 pending += len(piece)
                 if pending >= _BATCH_CHARACTERS:

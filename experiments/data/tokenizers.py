@@ -1,4 +1,4 @@
-r"""Tokenizers, and how the configuration makes them: bytes, a byte-level BPE trained on the text, GPT-2's.
+r"""Tokenizers, and how the configuration makes them: bytes, a BPE trained on the text, GPT-2's, published ones.
 
 Adding one is a class here with `@register_tokenizer`, and an entry of `zoo.tokenization.RESTORE`, which reads what it
 saved. Byte-pair encoding: Sennrich et al. 2016; on bytes: Radford et al. 2019 (GPT-2's 50,257 entries, whose files are
@@ -11,6 +11,7 @@ except behind a blank: blanks at the end of a text are one word.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -23,10 +24,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
+import zoo
 from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
 from experiments.system import signals
 from zoo.errors import UserError
+from zoo.io import CARD
+from zoo.pretrained import read_tokenizer
 from zoo.tokenization import (
     SEPARATOR,
     BytePairTokenizer,
@@ -338,6 +342,38 @@ class _GPT2:
         made = BytePairTokenizer("gpt2", assemble(models.BPE(vocab=vocabulary, merges=merges)))
         check_round_trip(made)
         return made
+
+
+# A published model's, from its tokenizer.json, or that of a run.
+
+
+@register_tokenizer("pretrained")
+class _Pretrained:
+    def check(self, cfg: DataConfig) -> None:
+        _pretrained(cfg.tokenizer_path)
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        return _pretrained(cfg.tokenizer_path).identity()
+
+    def make(
+        self,
+        cfg: DataConfig,
+        texts: Callable[[], Iterable[str]],
+        training: str,
+        cache: Path,
+        progress: bool = False,
+    ) -> Tokenizer:
+        return _pretrained(cfg.tokenizer_path)
+
+
+@functools.lru_cache(maxsize=8)
+def _pretrained(place: str | None) -> Tokenizer:
+    if place is None:
+        raise UserError(
+            "data.tokenizer=pretrained needs data.tokenizer_path=FOLDER, a folder with tokenizer.json, or a run"
+        )
+    folder = Path(place).expanduser()
+    return zoo.tokenizer(folder) if (folder / CARD).is_file() else read_tokenizer(folder)
 
 
 def _gpt2_files(cfg: DataConfig) -> tuple[Path, Path]:

@@ -1,0 +1,257 @@
+"""zoo.from_pretrained: published models, made small and at random by transformers, compute the same numbers here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from support.peak_memory import printed_by
+from support.published import SIZES, TIME, VOCAB, saved, with_tokenizer
+
+import zoo
+from zoo import UserError
+from zoo.pretrained import read_tokenizer
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+CLOSE = 1e-5
+CASES = [
+    *((family, {"tie_word_embeddings": tied}, "1GB") for family in SIZES for tied in (True, False)),
+    *((family, {}, "10KB") for family in ("Qwen3", "DeepseekV3")),
+    ("Mistral", {"sliding_window": None, "head_dim": 16}, "1GB"),
+    ("Qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, "1GB"),
+    ("Lfm2", {"block_auto_adjust_ff_dim": False}, "1GB"),
+    ("DeepseekV3", {"first_k_dense_replace": 2}, "1GB"),
+]
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(("family", "options", "shard"), CASES)
+def test_a_published_model_computes_the_same_here(family, options, shard, tmp_path):
+    """Whole sequences, and token by token."""
+    folder, theirs = saved(tmp_path, family, shard, **options)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard == "10KB")
+    ours = zoo.from_pretrained(folder)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    batch = torch.randint(VOCAB, (2, TIME), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted = theirs(batch, use_cache=False).logits
+        assert relative(ours(batch)[0], wanted) < CLOSE
+        state = ours.init_state(2)
+        for t in range(TIME):
+            logits, state = ours.step(batch[:, t], state)
+            assert relative(logits, wanted[:, t]) < CLOSE
+
+
+def test_half_precision_weights_are_read_as_they_are(tmp_path):
+    folder, theirs = saved(tmp_path, "Qwen3")
+    theirs.to(torch.bfloat16).save_pretrained(folder)
+    assert torch.equal(
+        zoo.from_pretrained(folder).embedding.weight, theirs.model.embed_tokens.weight.detach().float()
+    )
+
+
+def test_a_configuration_of_before_version_5_means_the_same(tmp_path):
+    folder, _ = saved(tmp_path, "Qwen3")
+    before = zoo.from_pretrained(folder)
+    change(folder, lambda c: c.update(rope_theta=c.pop("rope_parameters")["rope_theta"], rope_scaling=None))
+    assert zoo.from_pretrained(folder).config == before.config
+
+
+def test_memory_never_holds_more_than_the_model_and_a_shard(tmp_path):
+    sizes = {"vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12}
+    folder, theirs = saved(tmp_path, "Llama", "20MB", **sizes)
+    model = sum(4 * p.numel() for p in theirs.parameters())
+    shard = max(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert model > 5 * shard
+    script = (
+        "import torch, zoo\nfrom support.peak_memory import peak\nbefore = peak()\n{}print(peak() - before)"
+    )
+    grown = 1024 * printed_by(script.format(f"zoo.from_pretrained({str(folder)!r})\n"))
+    idle = 16 << 20  # what the interpreter takes for itself meanwhile
+    assert model * 0.9 < grown < model + shard + idle
+
+
+# Bad input.
+
+
+def change(folder: Path, how: Any) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    how(values)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def weights(folder: Path, how: Any) -> None:
+    found = safetensors.torch.load_file(folder / "model.safetensors")
+    how(found)
+    safetensors.torch.save_file(found, folder / "model.safetensors")
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        zoo.from_pretrained(folder)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert len(said) < 600
+    return said
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    place = tmp_path_factory.mktemp("published")
+    return {family: saved(place / family, family)[0] for family in SIZES}
+
+
+@pytest.fixture
+def qwen(folders, tmp_path):
+    return shutil.copytree(folders["Qwen3"], tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("family", "how", "said"),
+    [
+        ("Qwen3", lambda c: c.update(model_type="gpt_neox"), "model_type=gpt_neox"),
+        ("Qwen3", lambda c: c.pop("model_type"), "model_type=None"),
+        ("Qwen3", lambda c: c.pop("hidden_size"), "no hidden_size"),
+        ("Qwen3", lambda c: c.update(hidden_size="wide"), "hidden_size='wide'"),
+        ("Qwen3", lambda c: c.update(attention_bias=True), "attention_bias=True"),
+        ("Qwen3", lambda c: c.update(hidden_act="gelu"), "hidden_act=gelu"),
+        ("Qwen3", lambda c: c.update(rope_parameters={"rope_type": "longrope"}), "rope_type=longrope"),
+        ("Qwen3", lambda c: c.update(quantization_config={"bits": 4}), "quantization_config"),
+        (
+            "Qwen3",
+            lambda c: c.update(
+                use_sliding_window=True, sliding_window=8, max_window_layers=1, layer_types=None
+            ),
+            "full and sliding attention in turn",
+        ),
+        ("Llama", lambda c: c.update(mlp_bias=True), "mlp_bias=True"),
+        ("Lfm2", lambda c: c.update(conv_bias=True), "conv_bias=True"),
+        ("Lfm2", lambda c: c.update(layer_types=["conv", "mamba", "conv"]), "layer_types=mamba"),
+        ("DeepseekV3", lambda c: c.update(rope_interleave=False), "rope_interleave=False"),
+    ],
+)
+def test_a_configuration_that_nothing_here_computes_is_refused(folders, family, how, said, tmp_path):
+    folder = shutil.copytree(folders[family], tmp_path / "model")
+    change(folder, how)
+    assert said in refused(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_configuration_that_is_none_is_refused(qwen, text):
+    (qwen / "config.json").write_text(text)
+    assert "config.json" in refused(qwen)
+
+
+def test_a_folder_that_holds_no_model_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert "it has no config.json" in refused(folder)
+
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda w: w.pop(NAME), f"missing: {NAME} [48, 32]"),
+        (lambda w: w.update(extra=torch.zeros(2, 3)), "left over: extra [2, 3]"),
+        (lambda w: w.update({NAME: torch.zeros(48, 31)}), f"{NAME} [48, 31] in place of [48, 32]"),
+        (
+            lambda w: w.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}),
+            "left over: model.layers.0.self_attn.q_proj.bias [64]",
+        ),
+    ],
+)
+def test_weights_that_the_configuration_does_not_describe_are_refused(qwen, how, said):
+    weights(qwen, how)
+    assert said in refused(qwen)
+
+
+@pytest.mark.parametrize("left", [0, 5, 200, -1])
+def test_a_truncated_file_is_refused(qwen, left):
+    path = qwen / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    assert "model.safetensors" in refused(qwen)
+
+
+def test_a_missing_shard_is_refused_and_an_index_that_names_more_than_there_is(tmp_path):
+    folder, _ = saved(tmp_path, "Qwen3", "10KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["nothing"] = "model-00001-of-00009.safetensors"
+    shards = sorted(folder.glob("*.safetensors"))
+    index["weight_map"]["nothing"] = shards[0].name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "nothing" in refused(folder)
+    shards[1].unlink()
+    assert shards[1].name in refused(folder)
+
+
+def test_pickled_weights_are_not_read(qwen):
+    (qwen / "model.safetensors").rename(qwen / "pytorch_model.bin")
+    assert "can run code" in refused(qwen)
+
+
+# Tokenizers.
+
+TEXTS = ["the cat", "", " hello  world\n", "e\u0301 <|separator|> \u4f60\u597d", "x" * 40]
+
+
+def test_a_published_tokenizer_gives_the_same_ids(tmp_path):
+    theirs = with_tokenizer(tmp_path)
+    theirs.no_truncation()
+    theirs.no_padding()
+    theirs.encode_special_tokens = True
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": None, "eos_token": "<|separator|>"})
+    )
+    ours = read_tokenizer(tmp_path)
+    assert ours.bos_id == 1
+    assert ours.decode([1]) == "<|separator|>"
+    again = zoo.tokenization.from_json(ours.to_json())
+    for text in TEXTS:
+        wanted = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == wanted
+        assert again.encode(text) == wanted
+        assert ours.bos_id not in wanted
+    assert again.identity() == ours.identity()
+
+
+@pytest.mark.parametrize(
+    ("files", "bos"),
+    [
+        ({"config.json": {"bos_token_id": 2, "eos_token_id": [1, 0]}}, 2),
+        ({"config.json": {"bos_token_id": None, "eos_token_id": [1, 0]}}, 1),
+        (
+            {
+                "tokenizer_config.json": {"bos_token": {"content": "<|end|>"}},
+                "config.json": {"bos_token_id": 0},
+            },
+            2,
+        ),
+    ],
+)
+def test_documents_are_separated_by_the_token_that_begins_a_text(files, bos, tmp_path):
+    with_tokenizer(tmp_path)
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    assert read_tokenizer(tmp_path).bos_id == bos
+
+
+def test_a_tokenizer_without_a_separator_or_with_damage_is_refused(tmp_path):
+    with_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="name a bos_token"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin|>"}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot read"):
+        read_tokenizer(tmp_path)

@@ -1,0 +1,11 @@
+"""Published models: folders of Hugging Face's layout, read into models of this project and written from them.
+
+links.py      tensors of ours that hold the numbers of published ones
+families.py   which families there are: their configurations and the names of their tensors, in both directions
+folder.py     a folder: its configuration, its shards of weights, read tensor by tensor; its tokenizer
+"""
+
+from zoo.pretrained.families import FAMILIES
+from zoo.pretrained.folder import Published, from_pretrained, read_tokenizer
+
+__all__ = ["FAMILIES", "Published", "from_pretrained", "read_tokenizer"]

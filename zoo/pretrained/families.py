@@ -1,0 +1,501 @@
+"""Families of published models: a configuration as options of a model, and the names of its tensors; both both ways.
+
+A family serves a published model if its configuration becomes options here. A model of this project belongs to a family
+if the configuration written of it, read back, builds the same modules (`family_of`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from torch import nn
+
+from zoo.config import ModelConfig, from_dict
+from zoo.errors import UserError
+from zoo.model import LanguageModel, Layer, on_meta
+from zoo.pretrained.links import Link, experts, parted, rotated, same, stacked
+
+# Configurations, config.json.
+
+
+class Settings:
+    """The values of a config.json by key; what it leaves out has the family's default."""
+
+    def __init__(self, family: Family, values: Mapping[str, Any]) -> None:
+        self.family, self.values = family, {**family.defaults, **values}
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key. Raises UserError where there is none."""
+        if self.values.get(key) is None:
+            raise UserError(f"config.json of model_type={self.family.model_type} has no {key}; restore it")
+        return self.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default where it is not there or null."""
+        return default if self.values.get(key) is None else self.values[key]
+
+    def refuse(self, key: str, value: Any, instead: object) -> NoReturn:
+        """Raise UserError for a value that no option here has."""
+        raise UserError(
+            f"config.json says {key}={value}, and models of {self.family.model_type} here have {instead}; "
+            "it would compute something else, so it is not loaded"
+        )
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Raise UserError for a key that has another value than these; one that is not there has a right one."""
+        if (value := self.values.get(key)) is not None and value not in allowed:
+            self.refuse(key, value, " or ".join(map(str, allowed)))
+
+    def positions(self) -> dict[str, Any]:
+        """The options of rotary positions, of the keys that they have had since version 5 and before."""
+        given = {**self.get("rope_scaling", {}), **self.get("rope_parameters", {})}
+        kind = given.get("rope_type", given.get("type", "default"))
+        if kind != "default":
+            self.refuse("rope_type", kind, "default")
+        if (part := given.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))) != 1:
+            self.refuse("partial_rotary_factor", part, 1.0)
+        return {"rope_base": given.get("rope_theta", self.get("rope_theta", self.family.rope_base))}
+
+    def norm_eps(self, key: str = "rms_norm_eps") -> dict[str, Any]:
+        """The option of the norms' ε."""
+        return {"norm_eps": float(self.get(key, self.family.norm_eps))}
+
+
+def _rope(base: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base}, "rope_theta": base}
+
+
+# Families whose layers are full attention (`F`) and SwiGLU.
+
+
+def _grouped_query(layer: Layer, theirs: Mapping[str, str]) -> Iterator[Link]:
+    """Full attention; theirs: the names that differ from ours."""
+    m = layer.mixer
+    for part in (
+        "q_proj.weight",
+        "k_proj.weight",
+        "q_norm.weight",
+        "k_norm.weight",
+        "q_proj.bias",
+        "k_proj.bias",
+    ):
+        yield rotated(f"mixer.{part}", f"self_attn.{_renamed(part, theirs)}", m.width)
+    for part in ("v_proj.weight", "v_proj.bias", "o_proj.weight"):
+        yield same(f"mixer.{part}", f"self_attn.{_renamed(part, theirs)}")
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    module, _, kind = name.partition(".")
+    return f"{names.get(module, module)}.{kind}"
+
+
+def _norms(mixer: str = "input_layernorm", channel: str = "post_attention_layernorm") -> Iterator[Link]:
+    yield same("mixer_norm.weight", f"{mixer}.weight")
+    yield same("channel_norm.weight", f"{channel}.weight")
+
+
+def _swiglu(
+    theirs: str = "mlp",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ours: str = "channel",
+) -> Iterator[Link]:
+    for part, name in zip(("gate", "up", "down"), names, strict=True):
+        yield same(f"{ours}.{part}.weight", f"{theirs}.{name}.weight")
+
+
+def _llama_layer(layer: Layer) -> Iterator[Link]:
+    yield from _norms()
+    yield from _grouped_query(layer, {})
+    yield from _swiglu()
+
+
+def _llama_options(s: Settings) -> dict[str, Any]:
+    s.only("hidden_act", "silu")
+    s.only("mlp_bias", False)
+    s.only("attention_bias", False)
+    d, heads = s["hidden_size"], s["num_attention_heads"]
+    width = s.get("head_dim", d // heads)
+    attention = {
+        "n_kv_heads": s.get("num_key_value_heads", heads),
+        "head_width": width if width * heads != d else None,
+        "window": _window(s),
+        "qk_norm": s.family.model_type == "qwen3",
+        "qkv_bias": s.family.model_type == "qwen2",
+        **s.positions(),
+    }
+    return {"pattern": "F", "mixers": {"attention": attention}, **_dense(s), **s.norm_eps()}
+
+
+def _window(s: Settings) -> int | None:
+    """Tokens that a query attends to, the same in all layers; None: all."""
+    window = s.get("sliding_window")
+    if s.family.model_type == "mistral":
+        return window
+    if not s.get("use_sliding_window", False) or window is None:
+        return None
+    kinds = s.get("layer_types") or [
+        "sliding_attention" if i >= s["max_window_layers"] else "full_attention"
+        for i in range(s["num_hidden_layers"])
+    ]
+    if len(set(kinds)) > 1:
+        s.refuse("layer_types", "full and sliding attention in turn", "one window in all layers")
+    return window if kinds[0] == "sliding_attention" else None
+
+
+def _dense(s: Settings, hidden: int | None = None) -> dict[str, Any]:
+    return {"channel": {"name": "swiglu", "swiglu": {"hidden": hidden or s["intermediate_size"]}}}
+
+
+def _llama_config(model: LanguageModel, family: Family) -> dict[str, Any]:
+    m = model.layers[0].mixer
+    config = {
+        "num_key_value_heads": m.kv_heads,
+        "head_dim": m.width,
+        "intermediate_size": model.layers[0].channel.gate.out_features,
+        "rms_norm_eps": model.config.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        **_rope(m.rope_base),
+    }
+    if family.model_type == "llama":
+        config["mlp_bias"] = False
+    if family.model_type == "mistral":
+        config["sliding_window"] = m.window
+    elif m.window is not None:
+        config |= {"use_sliding_window": True, "sliding_window": m.window, "max_window_layers": 0}
+    return config
+
+
+# LFM2: gated convolutions (`C`) and full attention with normalised q and k.
+
+
+def _lfm2_layer(layer: Layer) -> Iterator[Link]:
+    yield from _norms("operator_norm", "ffn_norm")
+    if layer.mixer_name == "gated_conv":
+        yield same("mixer.in_proj.weight", "conv.in_proj.weight")
+        yield parted("mixer.conv.weight", ("conv.conv.weight",), taps=True)
+        yield same("mixer.out_proj.weight", "conv.out_proj.weight")
+    else:
+        names = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+        yield from _grouped_query(layer, names)
+    yield from _swiglu("feed_forward", ("w1", "w3", "w2"))
+
+
+def _lfm2_options(s: Settings) -> dict[str, Any]:
+    s.only("conv_bias", False)
+    s.only("num_heads", s["num_attention_heads"])
+    layers = s["num_hidden_layers"]
+    kinds = s.get("layer_types")
+    if kinds is None:
+        attends = s.get("full_attn_idxs", range(layers))
+        kinds = ["full_attention" if i in attends else "conv" for i in range(layers)]
+    hidden = s.get("block_ff_dim", s.get("intermediate_size"))
+    if s["block_auto_adjust_ff_dim"]:
+        hidden = int(s.get("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
+        hidden = -(-hidden // s["block_multiple_of"]) * s["block_multiple_of"]
+    attention = {"n_kv_heads": s["num_key_value_heads"], "qk_norm": True, **s.positions()}
+    return {
+        "pattern": _letters(s, kinds, {"conv": "C", "full_attention": "F"}),
+        "mixers": {"attention": attention, "gated_conv": {"kernel_size": s["conv_L_cache"]}},
+        **_dense(s, hidden),
+        **s.norm_eps("norm_eps"),
+    }
+
+
+def _letters(s: Settings, kinds: Iterable[str], letters: Mapping[str, str]) -> str:
+    for kind in kinds:
+        if kind not in letters:
+            s.refuse("layer_types", kind, " and ".join(letters))
+    return "".join(letters[kind] for kind in kinds)
+
+
+def _lfm2_config(model: LanguageModel, family: Family) -> dict[str, Any]:
+    m = model.layers[model.letters.index("F")].mixer
+    return {
+        "num_key_value_heads": m.kv_heads,
+        "intermediate_size": model.layers[0].channel.gate.out_features,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": model.config.norm_eps,
+        "conv_bias": False,
+        "conv_L_cache": model.config.mixers.gated_conv.kernel_size,
+        "layer_types": ["conv" if letter == "C" else "full_attention" for letter in model.letters],
+        **_rope(m.rope_base),
+    }
+
+
+# Multi-head latent attention (`L`), dense layers or a mixture of experts: DeepSeek-V2 and -V3.
+
+
+def _latent(layer: Layer, interleaved: bool = True) -> Iterator[Link]:
+    """interleaved: they rotate adjacent pairs too."""
+    m = layer.mixer
+    q = "q_b_proj"
+    yield same("mixer.q_down.weight", "self_attn.q_a_proj.weight")
+    yield same("mixer.q_norm.weight", "self_attn.q_a_layernorm.weight")
+    yield stacked(
+        ("mixer.q_up.weight", "mixer.q_rope.weight"), f"self_attn.{q}.weight", (m.width, m.rope_dim), m.heads
+    )
+    yield stacked(
+        ("mixer.kv_down.weight", "mixer.k_rope.weight"),
+        "self_attn.kv_a_proj_with_mqa.weight",
+        (m.kv_rank, m.rope_dim),
+    )
+    yield same("mixer.kv_norm.weight", "self_attn.kv_a_layernorm.weight")
+    yield stacked(
+        ("mixer.k_up.weight", "mixer.v_up.weight"), "self_attn.kv_b_proj.weight", (m.width, m.width), m.heads
+    )
+    yield same("mixer.o_proj.weight", "self_attn.o_proj.weight")
+
+
+def _mixture(
+    layer: Layer, theirs: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Iterator[Link]:
+    number = layer.channel.config.n_experts
+    yield same("channel.router.weight", f"{theirs}.gate.weight")
+    yield same("channel.balance.bias", f"{theirs}.gate.e_score_correction_bias")
+    for part, name in zip(("gate", "up", "down"), names, strict=True):
+        yield experts(f"channel.{part}", f"{theirs}.experts.{{}}.{name}.weight", number)
+    yield from _swiglu(f"{theirs}.shared_experts", ours="channel.shared")
+
+
+def _deepseek_layer(layer: Layer) -> Iterator[Link]:
+    yield from _norms()
+    yield from _latent(layer)
+    yield from _mixture(layer) if layer.channel_name == "moe" else _swiglu()
+
+
+def _deepseek_options(s: Settings) -> dict[str, Any]:
+    s.only("hidden_act", "silu")
+    s.only("attention_bias", False)
+    s.only("rope_interleave", True)
+    return {
+        "pattern": "L",
+        "mixers": {"mla": {**_latent_options(s), **s.positions()}},
+        **_deepseek_channel(s),
+        **s.norm_eps(),
+    }
+
+
+def _latent_options(s: Settings) -> dict[str, Any]:
+    width = s["hidden_size"] // s["num_attention_heads"]
+    s.only("qk_nope_head_dim", width)
+    s.only("v_head_dim", width)
+    return {"kv_rank": s["kv_lora_rank"], "q_rank": s["q_lora_rank"], "rope_dim": s["qk_rope_head_dim"]}
+
+
+def _deepseek_channel(s: Settings) -> dict[str, Any]:
+    layers, dense = s["num_hidden_layers"], s["first_k_dense_replace"]
+    if dense >= layers:
+        return _dense(s)
+    s.only("first_k_dense_replace", 0)
+    s.only("n_group", 1)
+    s.only("norm_topk_prob", True)
+    moe = {
+        "n_experts": s["n_routed_experts"],
+        "top_k": s["num_experts_per_tok"],
+        "n_shared": s.get("n_shared_experts", 0),
+        "hidden": s["moe_intermediate_size"],
+        "scale": float(s["routed_scaling_factor"]),
+    }
+    return {"channel": {"name": "moe", "moe": moe}}
+
+
+def _deepseek_config(model: LanguageModel, family: Family) -> dict[str, Any]:
+    m, depth = model.layers[0].mixer, len(model.layers)
+    config = {
+        "num_key_value_heads": m.heads,
+        "kv_lora_rank": m.kv_rank,
+        "q_lora_rank": m.q_down.out_features,
+        "qk_rope_head_dim": m.rope_dim,
+        "qk_nope_head_dim": m.width,
+        "v_head_dim": m.width,
+        "rms_norm_eps": model.config.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 0,
+        **_rope(m.rope_base),
+    }
+    dense = [layer.channel_name == "swiglu" for layer in model.layers].count(True)
+    config |= {"first_k_dense_replace": dense, "n_group": 1, "topk_group": 1, "norm_topk_prob": True}
+    if dense:
+        config["intermediate_size"] = model.layers[0].channel.gate.out_features
+    if dense < depth:
+        moe = model.layers[-1].channel
+        config |= {
+            "n_routed_experts": moe.config.n_experts,
+            "num_experts_per_tok": moe.config.top_k,
+            "n_shared_experts": moe.config.n_shared,
+            "moe_intermediate_size": moe.gate.shape[1],
+            "routed_scaling_factor": moe.config.scale,
+        }
+    return config
+
+
+# The families.
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """model_type, architecture: what config.json calls it; options: its values -> options of ModelConfig.
+
+    config: a model of such layers -> the values that are the family's own; layer: the links of a layer; norm: the name
+    of the last norm; rope_base, norm_eps, defaults: values of keys that config.json may leave out.
+    """
+
+    model_type: str
+    architecture: str
+    options: Callable[[Settings], dict[str, Any]]
+    config: Callable[[LanguageModel, Family], dict[str, Any]]
+    layer: Callable[[Layer], Iterable[Link]]
+    letters: str
+    norm: str = "model.norm.weight"
+    rope_base: float = 1e4
+    norm_eps: float = 1e-6
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def model_config(self, values: Mapping[str, Any]) -> tuple[ModelConfig, int, int]:
+        """Options of a model, its vocabulary and the length that it was trained for, of a config.json.
+
+        Raises UserError for what no option here has, and for values of the wrong kind.
+        """
+        s = Settings(self, values)
+        for key in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
+            if not isinstance(s[key], int):
+                raise UserError(f"config.json says {key}={s[key]!r}, which is no whole number; restore it")
+        if "quantization_config" in values:
+            raise UserError(
+                "config.json has a quantization_config, and quantised weights are not read; give the model before that"
+            )
+        try:
+            options = {
+                "depth": s["num_hidden_layers"],
+                "d_model": s["hidden_size"],
+                "n_heads": s["num_attention_heads"],
+                "tie_embeddings": s.get("tie_embedding", s["tie_word_embeddings"]),
+                **self.options(s),
+            }
+            return from_dict(ModelConfig, options), s["vocab_size"], s["max_position_embeddings"]
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise UserError(f"config.json has a value of the wrong kind ({error}); restore it") from error
+
+    def published_config(self, model: LanguageModel) -> dict[str, Any]:
+        """The config.json of a model of this family."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.config.d_model,
+            "num_hidden_layers": len(model.layers),
+            "num_attention_heads": model.layers[-1].mixer.heads,
+            "tie_word_embeddings": model.head is None,
+            "max_position_embeddings": model.seq_len,
+            **self.config(model, self),
+        }
+
+    def links(self, model: LanguageModel) -> list[Link]:
+        """The links of all tensors of a model that decide what it computes, in order of its layers."""
+        found = [same("embedding.weight", "model.embed_tokens.weight")]
+        for i, layer in enumerate(model.layers):
+            there = layer.state_dict().keys()
+            links = (link for link in self.layer(layer) if there & set(link.ours))
+            found += [link.inside(f"layers.{i}.", f"model.layers.{i}.") for link in links]
+        found += [same("norm.weight", self.norm)]
+        return found if model.head is None else [*found, same("head.weight", "lm_head.weight")]
+
+
+_UNTIED = {"tie_word_embeddings": False}
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family("llama", "LlamaForCausalLM", _llama_options, _llama_config, _llama_layer, "F", defaults=_UNTIED),
+        Family("mistral", "MistralForCausalLM", _llama_options, _llama_config, _llama_layer, "F", defaults=_UNTIED),
+        Family("qwen2", "Qwen2ForCausalLM", _llama_options, _llama_config, _llama_layer, "F", defaults=_UNTIED),
+        Family("qwen3", "Qwen3ForCausalLM", _llama_options, _llama_config, _llama_layer, "F",
+               defaults=_UNTIED | {"head_dim": 128}),
+        Family("lfm2", "Lfm2ForCausalLM", _lfm2_options, _lfm2_config, _lfm2_layer, "CF",
+               norm="model.embedding_norm.weight", rope_base=1e6, norm_eps=1e-5,
+               defaults={"tie_word_embeddings": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256}),
+        Family("deepseek_v3", "DeepseekV3ForCausalLM", _deepseek_options, _deepseek_config, _deepseek_layer, "L",
+               defaults=_UNTIED | {"first_k_dense_replace": 3, "norm_topk_prob": True, "n_group": 8}),
+    )
+}  # fmt: skip
+"""model_type -> the family."""
+
+
+def read_config(values: Mapping[str, Any]) -> tuple[Family, ModelConfig, int, int]:
+    """The family of a config.json, and what `Family.model_config` makes of it. Raises UserError for an unknown one."""
+    kind = values.get("model_type")
+    if kind not in FAMILIES:
+        raise UserError(
+            f"config.json says model_type={kind}, a family that has no map of names here; there are "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[kind], *FAMILIES[kind].model_config(values)
+
+
+# Which family a model of this project belongs to.
+
+OF_TRAINING = (
+    "balance_rate",
+    "aux_weight",
+    "rate",
+    "backend",
+    "step_backend",
+    "seq_len",
+    "dims",
+    "recompute",
+)
+"""Attributes of modules that do not decide what a model of these families computes."""
+
+
+def family_of(model: LanguageModel) -> tuple[Family | None, str]:
+    """The family that computes what a model does, and ""; or None, and what keeps it out of the nearest one."""
+    reasons = []
+    for family in FAMILIES.values():
+        if set(model.letters) <= set(family.letters):
+            if not (reason := _misfit(model, family)):
+                return family, ""
+            reasons.append(f"{family.model_type}: {reason}")
+    return None, "; ".join(reasons) or f"no family has layers {model.letters}"
+
+
+def _misfit(model: LanguageModel, family: Family) -> str:
+    """What a model has and its family's configuration cannot say; "" where that, read back, builds the same modules."""
+    try:
+        config, vocab_size, seq_len = family.model_config(family.published_config(model))
+        again = on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
+    except (UserError, AttributeError, ValueError) as error:
+        return str(error)
+    ours, theirs = ({name: _facts(m) for name, m in x.named_modules()} for x in (model, again))
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            a, b = ours.get(name, {}), theirs.get(name, {})
+            key = next((key for key in {**a, **b} if a.get(key) != b.get(key)), "kind")
+            return f"{name or 'the model'}: {key} is {a.get(key)} and would be {b.get(key)}"
+    return ""
+
+
+def _facts(module: nn.Module) -> dict[str, Any]:
+    """What decides what a module computes beside its parts: its class, plain attributes, shapes of its tensors."""
+    facts = {"kind": type(module).__name__}
+    for key, value in vars(module).items():
+        if dataclasses.is_dataclass(value):
+            value = tuple(sorted((k, v) for k, v in vars(value).items() if k not in (*OF_TRAINING, "hidden")))
+        own = isinstance(value, ModelConfig | dict) or key.startswith("_") or key in OF_TRAINING
+        if not own and key != "training":
+            facts[key] = (
+                value if isinstance(value, int | float | str | tuple | None) else type(value).__name__
+            )
+    for name, x in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        facts[name] = tuple(x.shape)
+    return facts
