@@ -33,10 +33,11 @@ from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
 from kernels.ops.sparse_step import sparse_step
 from kernels.ops.timeline_attention import timeline_attention
-from kernels.rotary import rope, rope_each
+from kernels.rotary import RopeScaling, rope, rope_each
 
 __all__ = [
     "AdaptiveK",
+    "RopeScaling",
     "attention",
     "cayley",
     "delta_rule",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,26 +13,93 @@ from torch import Tensor
 from kernels.dispatch import only_sizes
 
 
-def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How the frequencies f_i of rotary positions change for texts longer than those of the pretraining.
+
+        f_i ← r_i·f_i + (1 − r_i)·f_i / factor            n_i = length·f_i / 2π, the turns of pair i in the pretraining
+        linear   r_i = 0
+        llama3   r_i rises linearly with n_i from 0 at `slow` turns to 1 at `fast` turns
+        yarn     r_i falls linearly with i from 1 at the last pair of at least `fast` turns to 0 at the first of at
+                 most `slow` turns, both at whole i
+
+    kind: linear, llama3 or yarn; factor: at least 1; length: tokens of the pretraining; amplitude: what rotated vectors
+    are multiplied by, so that scores are by its square.
+    Sources: position interpolation (arXiv:2306.15595); Llama 3 (arXiv:2407.21783); YaRN (arXiv:2309.00071), equations
+    17 to 23.
+    """
+
+    kind: str
+    factor: float
+    length: int = 0
+    slow: float = 1.0
+    fast: float = 32.0
+    amplitude: float = 1.0
+
+    def scaled(self, frequencies: Tensor, base: float) -> Tensor:
+        """base^(−2i/D), i = 0 … D/2 − 1 -> the frequencies in their place."""
+        kept = self._kept(frequencies, base)
+        return kept * frequencies + (1 - kept) * frequencies / self.factor
+
+    def _kept(self, frequencies: Tensor, base: float) -> Tensor:
+        """r_i."""
+        if self.kind == "linear":
+            return torch.zeros_like(frequencies)
+        if self.kind == "llama3":
+            turns = self.length * frequencies / (2 * math.pi)
+            return ((turns - self.slow) / (self.fast - self.slow)).clamp(0, 1)
+        pairs = frequencies.shape[0]
+        pair = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
+        first = max(0, math.floor(self._pair(self.fast, pairs, base)))
+        last = min(2 * pairs - 1, math.ceil(self._pair(self.slow, pairs, base)))
+        # Where both are one pair the ramp is a step, as published: steep, lest it divide by 0.
+        return 1 - ((pair - first) / (last - first or 1e-3)).clamp(0, 1)
+
+    def _pair(self, turns: float, pairs: int, base: float) -> float:
+        """The i, no whole number, at which a pair makes so many turns in the pretraining."""
+        return pairs * math.log(self.length / (2 * math.pi * turns)) / math.log(base)
+
+
+def rope(
+    x: Tensor,
+    positions: Tensor,
+    base: float,
+    *,
+    scaling: RopeScaling | None = None,
+    width: int | None = None,
+) -> Tensor:
     """Rotate adjacent pairs of channels by an angle that grows with the position.
 
-    (x[2i], x[2i+1]) as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
+    (x[2i], x[2i+1]) as the complex number z_i becomes z_i · exp(j·p·base^(−2i/W)), i = 0 … W/2−1.
 
-    x          [B, T, H, D], D even, any floating dtype
+    x          [B, T, H, D], any floating dtype
     positions  integer [T], [B, T] or [B, T, H]
     base       the slowest wavelength is about 2π·base tokens
+    scaling    other frequencies, and an amplitude (None: those above)
+    width      W, even: the first W channels are rotated, the others stay (None: D)
     returns    [B, T, H, D] in x's dtype; angles and products in at least fp32
 
-    Raises ValueError for an odd D or positions that do not fit x.
+    Raises ValueError for an odd W or positions that do not fit x.
     Source: Su et al. 2021, RoFormer, equation 34.
     """
-    return rope_each((x,), positions, base)[0]
+    return rope_each((x,), positions, base, scaling=scaling, width=width)[0]
 
 
-def rope_each(xs: Sequence[Tensor], positions: Tensor, base: float) -> tuple[Tensor, ...]:
+def rope_each(
+    xs: Sequence[Tensor],
+    positions: Tensor,
+    base: float,
+    *,
+    scaling: RopeScaling | None = None,
+    width: int | None = None,
+) -> tuple[Tensor, ...]:
     """`rope` of several tensors [B, T, H_i, D] at the same positions, whose angles are computed once."""
-    cos_sin = angles(positions_like(xs[0], positions), xs[0].shape[-1], base, angle_dtype(xs[0]))
-    return tuple(rotate(x, *cos_sin) for x in xs)
+    turned = xs[0].shape[-1] if width is None else width
+    at = positions_like(xs[0][..., :turned], positions)
+    cos_sin = angles(at, turned, base, angle_dtype(xs[0]), scaling)
+    if turned == xs[0].shape[-1]:
+        return tuple(rotate(x, *cos_sin) for x in xs)
+    return tuple(torch.cat([rotate(x[..., :turned], *cos_sin), x[..., turned:]], -1) for x in xs)
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
@@ -52,20 +121,28 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
     return positions.view(view)
 
 
-def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
+def angles(
+    positions: Tensor, width: int, base: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of p·base^(−2i/width), scaled by option: two tensors [*positions.shape, width/2]."""
     # A trace, and what runs without storage, must not meet a tensor of another run.
     apart = only_sizes(positions)
     make = _frequencies.__wrapped__ if apart else _frequencies
-    angle = positions.to(dtype).unsqueeze(-1) * make(width, base, positions.device, dtype)
-    return angle.cos(), angle.sin()
+    angle = positions.to(dtype).unsqueeze(-1) * make(width, base, positions.device, dtype, scaling)
+    cos, sin = angle.cos(), angle.sin()
+    if scaling is None or scaling.amplitude == 1:
+        return cos, sin
+    return cos * scaling.amplitude, sin * scaling.amplitude
 
 
 @functools.lru_cache(maxsize=64)
-def _frequencies(width: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _frequencies(
+    width: int, base: float, device: torch.device, dtype: torch.dtype, scaling: RopeScaling | None
+) -> Tensor:
     """base^(−2i/width), i = 0 … width/2 − 1: the same for all layers and steps, some operations each time."""
     with torch.inference_mode(False):
-        return base ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+        plain = base ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+        return plain if scaling is None else scaling.scaled(plain, base)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

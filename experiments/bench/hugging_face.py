@@ -14,6 +14,7 @@ from experiments.bench.model_steps import tensors_in
 from zoo.generate import prefill
 from zoo.model import LanguageModel, Layer
 from zoo.modules.layers import RMSNorm
+from zoo.modules.rotary import RopeOptions
 
 # Copying weights into transformers' Llama, LFM2 or DeepSeek-V3. It rotates halves of a head where this project
 # rotates adjacent pairs, so rows of q and k move (`half_split`); DeepSeek takes pairs if asked to.
@@ -68,9 +69,13 @@ def deepseek_layer(layer: Layer, interleaved: bool) -> Weights:
     q_rope, k_rope = (
         w if interleaved else half_split(w, m.rope_dim) for w in (m.q_rope.weight, m.k_rope.weight)
     )
-    yield "self_attn.q_a_proj.weight", m.q_down.weight
-    yield "self_attn.q_a_layernorm.weight", m.q_norm.weight
-    yield "self_attn.q_b_proj.weight", _by_head(m.heads, m.q_up.weight, q_rope)
+    query = _by_head(m.heads, m.q_up.weight, q_rope)
+    if isinstance(m.q_norm, RMSNorm):
+        yield "self_attn.q_a_proj.weight", m.q_down.weight
+        yield "self_attn.q_a_layernorm.weight", m.q_norm.weight
+        yield "self_attn.q_b_proj.weight", query
+    else:
+        yield "self_attn.q_proj.weight", query
     yield "self_attn.kv_a_proj_with_mqa.weight", torch.cat([m.kv_down.weight, k_rope])
     yield "self_attn.kv_a_layernorm.weight", m.kv_norm.weight
     yield "self_attn.kv_b_proj.weight", _by_head(m.heads, m.k_up.weight, m.v_up.weight)
@@ -123,6 +128,8 @@ def family_of(model: LanguageModel) -> str | None:
         m.window or m.output_gate or m.value_gate or m.rope_base is None for m in attention
     ):
         return None
+    if config.mixers.attention.rope_dim is not None:
+        return None
     normalised = {isinstance(m.q_norm, RMSNorm) for m in attention}
     letters = set(model.letters)
     if letters == {"F"}:
@@ -130,7 +137,7 @@ def family_of(model: LanguageModel) -> str | None:
     if letters <= {"C", "F"}:
         return "Lfm2" if normalised == {True} else None
     # Its heads share one rotary key.
-    shared = letters == {"L"} and all(m.rope_dim and m.key_heads == 1 for m in mixers)
+    shared = letters == {"L"} and all(m.rotate and m.key_heads == 1 for m in mixers)
     return "DeepseekV3" if shared else None
 
 
@@ -147,7 +154,7 @@ def llama_settings(model: LanguageModel) -> dict[str, Any]:
     """The configuration of Llama, Qwen and their like for a model whose first layer is full attention."""
     m = model.layers[0].mixer
     own = {"num_key_value_heads": m.kv_heads, "rms_norm_eps": model.config.norm_eps, "head_dim": m.width}
-    return {**_sizes(model, m.heads), **own, **_rope(m.rope_base)}
+    return {**_sizes(model, m.heads), **own, **_rope(model.config.mixers.attention)}
 
 
 def make_lfm2(model: LanguageModel) -> nn.Module:
@@ -161,7 +168,7 @@ def make_lfm2(model: LanguageModel) -> nn.Module:
         "conv_L_cache": model.config.mixers.gated_conv.kernel_size,
         "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv" if letter == "C" else "full_attention" for letter in model.letters],
-        **_rope(m.rope_base),
+        **_rope(model.config.mixers.attention),
     }
     theirs = Lfm2ForCausalLM(Lfm2Config(**_sizes(model, m.heads), **own))
     copy_weights(model, theirs, lfm2_layer, "model.embedding_norm.weight")
@@ -180,13 +187,13 @@ def make_deepseek(model: LanguageModel, interleaved: bool = True) -> nn.Module:
         "first_k_dense_replace": len(model.layers),
         "num_key_value_heads": m.heads,
         "kv_lora_rank": m.kv_rank,
-        "q_lora_rank": m.q_down.out_features,
+        "q_lora_rank": m.q_norm.weight.shape[0] if isinstance(m.q_norm, RMSNorm) else None,
         "qk_rope_head_dim": m.rope_dim,
         "qk_nope_head_dim": m.width,
-        "v_head_dim": m.width,
+        "v_head_dim": m.value_width,
         "rms_norm_eps": model.config.norm_eps,
         "rope_interleave": interleaved,
-        **_rope(m.rope_base),
+        **_rope(model.config.mixers.mla),
     }
     theirs = DeepseekV3ForCausalLM(DeepseekV3Config(**_sizes(model, m.heads), **own))
     layer_weights = functools.partial(deepseek_layer, interleaved=interleaved)
@@ -215,9 +222,20 @@ def _sizes(model: LanguageModel, heads: int) -> dict[str, Any]:
     }
 
 
-def _rope(base: float) -> dict[str, Any]:
-    """The base of rotary positions, by the names that it has before and since version 5."""
-    return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+def _rope(options: RopeOptions) -> dict[str, Any]:
+    """Rotary positions with the options of a mixer, by the names that they have before and since version 5."""
+    base, kind = options.rope_base, options.rope_scaling
+    names = {
+        "factor": options.rope_factor,
+        "original_max_position_embeddings": options.rope_length,
+        "low_freq_factor" if kind == "llama3" else "beta_slow": options.rope_slow,
+        "high_freq_factor" if kind == "llama3" else "beta_fast": options.rope_fast,
+        "mscale": options.rope_mscale,
+        "mscale_all_dim": getattr(options, "rope_mscale_all", None),
+    }
+    scaling = {key: value for key, value in names.items() if value is not None}
+    parameters = {"rope_type": "default" if kind == "none" else kind, "rope_theta": base, **scaling}
+    return {"rope_theta": base, "rope_parameters": parameters}
 
 
 CHECKED, SEED = 48, 0

@@ -1,10 +1,12 @@
 """RoPE against the complex multiplication that defines it."""
 
+import math
+
 import pytest
 import torch
 from support.kernel_cases import normal
 
-from kernels import rope
+from kernels import RopeScaling, rope, rope_each
 from kernels.rotary import angles, rotate
 
 
@@ -88,3 +90,64 @@ def test_errors_name_the_shapes():
         rope(normal(1, 3, 2, 5), torch.arange(3), 1e4)
     with pytest.raises(ValueError, match=r"x \(1, 3, 2, 4\), got \(4,\)"):
         rope(normal(1, 3, 2, 4), torch.arange(4), 1e4)
+
+
+WIDTH, BASE, LENGTH = 32, 1e4, 512
+
+
+def scaled_by_definition(scaling: RopeScaling) -> list[float]:
+    """Pair by pair as the papers write it: a pair keeps r of its frequency, the rest is divided."""
+    found = []
+    for i in range(WIDTH // 2):
+        frequency = BASE ** (-2 * i / WIDTH)
+        turns = LENGTH * frequency / (2 * math.pi)
+        kept = 0.0
+        if scaling.kind == "llama3":
+            kept = min(1.0, max(0.0, (turns - scaling.slow) / (scaling.fast - scaling.slow)))
+        if scaling.kind == "yarn":
+            ends = [
+                WIDTH * math.log(LENGTH / (2 * math.pi * n)) / (2 * math.log(BASE))
+                for n in (scaling.fast, scaling.slow)
+            ]
+            first, last = math.floor(ends[0]), math.ceil(ends[1])
+            kept = 1 - min(1.0, max(0.0, (i - first) / (last - first)))
+        found.append(frequency * kept + frequency / scaling.factor * (1 - kept))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scaling", "divided", "kept"),
+    [
+        (RopeScaling("linear", 4.0), 16, 0),
+        (RopeScaling("llama3", 8.0, LENGTH, 1.0, 4.0), 8, 6),
+        (RopeScaling("yarn", 16.0, LENGTH, 1.0, 32.0), 8, 2),
+    ],
+    ids=lambda x: getattr(x, "kind", ""),
+)
+def test_frequencies_for_longer_texts_are_those_of_the_papers(scaling, divided, kept):
+    """By the angle of every pair at position 1: so many are divided by the factor, so many stay."""
+    cos, sin = angles(torch.tensor([1]), WIDTH, BASE, torch.float64, scaling)
+    found = torch.atan2(sin, cos)[0]
+    torch.testing.assert_close(found, torch.tensor(scaled_by_definition(scaling), dtype=torch.float64))
+    plain = BASE ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+    ratio = found / plain
+    assert int((ratio - 1 / scaling.factor).abs().lt(1e-9).sum()) == divided
+    assert int((ratio - 1).abs().lt(1e-9).sum()) == kept
+
+
+def test_an_amplitude_multiplies_what_is_rotated():
+    x, options = normal(2, 5, 3, 8), {"positions": torch.arange(5), "base": 100.0, "width": 4}
+    scaling = RopeScaling("yarn", 4.0, 40, amplitude=1.5)
+    plain = RopeScaling("yarn", 4.0, 40)
+    got, wanted = (rope(x, scaling=s, **options) for s in (scaling, plain))
+    torch.testing.assert_close(got[..., :4], 1.5 * wanted[..., :4])
+    assert torch.equal(got[..., 4:], x[..., 4:])
+
+
+def test_the_first_channels_turn_as_a_narrower_vector_and_the_others_stay():
+    x, y, at = normal(2, 5, 3, 9), normal(2, 5, 1, 9), torch.arange(5)
+    for part, turned in zip((x, y), rope_each((x, y), at, 100.0, width=6), strict=True):
+        torch.testing.assert_close(turned[..., :6], rope(part[..., :6], at, 100.0))
+        assert torch.equal(turned[..., 6:], part[..., 6:])
+    with pytest.raises(ValueError, match="even"):
+        rope(x, at, 100.0, width=3)

@@ -22,6 +22,8 @@ LONG = 70
 """Tokens of a sequence that crosses the end of a chunk of any operation: 32 tokens on CPUs, 64 on GPUs."""
 Module = TypeVar("Module", bound=nn.Module)
 
+LONGER = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 64}
+
 # Options worth their own case. Nothing needs to be added here for a new block.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
@@ -30,11 +32,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "qk_norm": {"qk_norm": True},
         "no_positions": {"positions": "none"},
         "biases": {"qkv_bias": True, "n_kv_heads": 2},
+        "partial": {"rope_dim": 4, "rope_scaling": "llama3", "rope_factor": 4.0, "rope_length": 16},
+        "yarn": {**LONGER, "window": 9},
         "gates": {"output_gate": True, "value_gate": True, "n_kv_heads": 1, "head_width": 6},
     },
     "gsa": {
         "selected": {"warmup": 0, "k_base": 3, "head_width": 6},
         "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
+        "scaled": {"warmup": 0, "k_base": 3, "rope_dim": 4, **LONGER},
         "relu": {
             "warmup": 0,
             "adaptive": "none",
@@ -52,7 +57,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "top_1": {"top_k": 1, "entropy_weight": 0.1, "z_weight": 0.0},
     },
     "gated_conv": {"wide": {"kernel_size": 5}},
-    "mla": {"no_positions": {"rope_dim": 0}, "per_head": {"rope_keys": "per_head"}},
+    "mla": {
+        "no_positions": {"rope_dim": 0},
+        "per_head": {"rope_keys": "per_head"},
+        "direct": {"q_rank": 0, "head_width": 6, "value_width": 10, "rope_mscale_all": 0.7, **LONGER},
+        "unrotated": {"positions": "none", "value_width": 5},
+    },
     "path_fox": {
         "path": {"forget_gate": False},
         "fox": {"householder": False},
@@ -74,6 +84,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "nsa": {
         "grouped": {"n_kv_heads": 2, "n_select": 3, "head_width": 6, "qkv_bias": True},
         "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
+        "scaled": {"rope_dim": 2, **LONGER},
     },
     "swiglu": {"hidden": {"hidden": 24}},
     "mlp": {"relu2": {"activation": "relu2", "hidden": 24}},

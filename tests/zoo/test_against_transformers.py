@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from experiments.bench.hugging_face import (
     copy_weights,
     family_of,
+    half_split,
     llama_layer,
     llama_settings,
     make_deepseek,
@@ -62,7 +63,7 @@ def assert_same_logits(model: LanguageModel, theirs: nn.Module, time: int = TIME
 
 def error(found: Tensor, wanted: Tensor) -> float:
     """The norm of the difference over that of what is wanted."""
-    return float((found - wanted).norm() / wanted.norm())
+    return ((found - wanted).norm() / wanted.norm()).item()
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -96,6 +97,81 @@ def test_biases_of_q_k_and_v_are_qwen2s():
     theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**llama_settings(model)))
     copy_weights(model, theirs, llama_layer, "model.norm.weight")
     assert_same_logits(model, theirs.eval())
+
+
+SCALINGS = {
+    "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
+    "llama3": {
+        "rope_scaling": "llama3",
+        "rope_factor": 8.0,
+        "rope_length": 64,
+        "rope_slow": 1.0,
+        "rope_fast": 4.0,
+    },
+    "yarn": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 64},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_frequencies_for_longer_texts_are_llamas(scaling):
+    """Over three times the pretraining's length; without scaling the logits are others."""
+    options = {"n_kv_heads": 2, "rope_base": 500.0, "head_width": 16}
+    model, plain = (ours("FF", attention=options | more) for more in (SCALINGS[scaling], {}))
+    assert_same_logits(model, make_llama(model), time=200)
+    assert error(plain(tokens(2, 200))[0], model(tokens(2, 200))[0]) > 0.05
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.707, 0.5), (None, None)], ids=str)
+@pytest.mark.parametrize("q_rank", [20, 0])
+def test_yarns_factor_on_the_scores_is_deepseeks(q_rank, factors):
+    sizes = {"kv_rank": 12, "q_rank": q_rank, "rope_dim": 8, "head_width": 6, "value_width": 10}
+    on = dict(zip(("rope_mscale", "rope_mscale_all"), factors, strict=True))
+    model = ours("LL", mla={**sizes, "rope_base": 500.0, **SCALINGS["yarn"], **on})
+    assert_same_logits(model, make_deepseek(model), time=200)
+
+
+def test_partial_rotation_is_qwen3_nexts():
+    """Its attention: norms per head before the rotation, whose gains are around 1 there, and a gate beside q."""
+    found = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    options = {"n_kv_heads": 2, "head_width": 16, "rope_dim": 4, "qk_norm": True, "output_gate": True}
+    mixer = ours("F", attention=options | {"rope_base": 1e3}).layers[0].mixer.eval()
+    with torch.no_grad():
+        mixer.output_gate.bias.zero_()  # which theirs does not have
+    config = transformers.Qwen3NextConfig(
+        hidden_size=D,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.25},
+    )
+    config._attn_implementation = "eager"
+    theirs = found.Qwen3NextAttention(config, 3).eval()
+    q, k = (_halves_first(p.weight, 4) for p in (mixer.q_proj, mixer.k_proj))
+    gate = mixer.output_gate.weight
+    theirs.load_state_dict(
+        {
+            "q_proj.weight": torch.cat([x.unflatten(0, (HEADS, 16)) for x in (q, gate)], 1).flatten(0, 1),
+            "k_proj.weight": k,
+            "v_proj.weight": mixer.v_proj.weight,
+            "o_proj.weight": mixer.o_proj.weight,
+            "q_norm.weight": _halves_first(mixer.q_norm.weight, 4) - 1,
+            "k_norm.weight": _halves_first(mixer.k_norm.weight, 4) - 1,
+        }
+    )
+    x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(2))
+    mask = torch.full((TIME, TIME), -torch.inf).triu(1).expand(2, 1, -1, -1)
+    with torch.no_grad():
+        turns = found.Qwen3NextRotaryEmbedding(config)(x, torch.arange(TIME).expand(2, -1))
+        wanted, _ = theirs(x, position_embeddings=turns, attention_mask=mask)
+        below(error(mixer(x, Context.of(x[..., 0]))[0], wanted), CLOSE)
+
+
+def _halves_first(x: Tensor, turned: int) -> Tensor:
+    """Rows [heads·16, ...] with the adjacent pairs of every head's first channels moved into halves."""
+    heads = x.unflatten(0, (-1, 16))
+    first = half_split(heads[:, :turned].flatten(0, 1), turned).unflatten(0, (-1, turned))
+    return torch.cat([first, heads[:, turned:]], 1).flatten(0, 1)
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["pairs", "halves"])

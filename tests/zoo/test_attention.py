@@ -14,6 +14,8 @@ from zoo.modules.caches import KVCache
 
 D, H, K, T = 24, 4, 6, 11
 
+YARN = {"rope_scaling": "yarn", "rope_factor": 2.0, "rope_length": 64}
+
 OPTIONS = {
     "plain": {},
     "grouped": {"n_kv_heads": 2},
@@ -175,6 +177,17 @@ def test_a_window_bounds_the_state_and_forgets():
         ({"positions": "alibi"}, "'alibi'"),
         ({"window": 0}, "window=0"),
         ({"max_kv_heads": 0}, "attention.max_kv_heads=0 must be at least 1"),
+        ({"rope_dim": 3}, "attention.rope_dim=3 must be even, from 2 to the head width 6"),
+        ({"rope_dim": 8}, "attention.rope_dim=8 must be even"),
+        ({"rope_dim": 2, "positions": "none"}, "attention has no rotary positions"),
+        ({"rope_scaling": "ntk"}, "attention.rope_scaling is one of none, linear, llama3, yarn, not 'ntk'"),
+        ({"rope_scaling": "linear"}, "attention.rope_scaling=linear needs attention.rope_factor"),
+        ({"rope_scaling": "yarn", "rope_factor": 2.0}, "rope_scaling=yarn needs attention.rope_length"),
+        ({"rope_factor": 2.0}, "attention.rope_factor=2.0 means nothing with attention.rope_scaling=none"),
+        ({"rope_scaling": "linear", "rope_factor": 0.5}, "attention.rope_factor=0.5 must be at least 1"),
+        ({**YARN, "rope_slow": 9.0, "rope_fast": 3.0}, "attention.rope_slow=9.0 must be above 0 and below"),
+        ({**YARN, "rope_mscale": -1.0}, "attention.rope_mscale=-1.0 must be at least 0"),
+        ({**YARN, "rope_base": 1.0}, "attention.rope_base=1.0 must be above 1"),
         ({"rope_base": -1.0}, "rope_base=-1.0"),
     ],
 )

@@ -19,6 +19,7 @@ from zoo.mixers.gsa import GSA, GSAConfig, sizes
 from zoo.options import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
+LINEAR = {"rope_scaling": "linear", "rope_factor": 3.0}
 
 
 def mixer(seq_len: int = SEQ_LEN, dtype=torch.float64, seed: int = 0, **options) -> GSA:
@@ -59,7 +60,9 @@ def outcome(made, x: Tensor) -> list[Tensor]:
     return [y, grads[0], *(grad for _, grad in sorted(zip(named, grads[1:], strict=True)))]
 
 
-@pytest.mark.parametrize("shared", [{}, {"qkv_bias": True, "qk_norm": True}], ids=["plain", "options"])
+@pytest.mark.parametrize(
+    "shared", [{}, {"qkv_bias": True, "qk_norm": True, "rope_dim": 4, **LINEAR}], ids=["plain", "options"]
+)
 @pytest.mark.parametrize(
     "options", [{"k_base": 19, "k_min": 19, "k_max": 19}, {"warmup": 5}], ids=["k=T", "warm-up"]
 )

@@ -27,6 +27,9 @@ OPTIONS = {
     "own_heads": {"n_heads": 2},
     "latent_wider_than_heads": {"kv_rank": 40},
     "key_a_head": {"rope_keys": "per_head"},
+    "direct_query": {"q_rank": 0, "head_width": 5, "value_width": 7},
+    "unrotated_key": {"positions": "none", "rope_dim": 6, "value_width": 5},
+    "scores": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 16, "rope_mscale_all": 2.0},
     "key_a_head_own_sizes": {"rope_keys": "per_head", "n_heads": 2, "kv_rank": 5, "rope_dim": 6},
 }
 
@@ -68,33 +71,39 @@ def normed(x: Tensor, gain: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).mean() + 1e-6) * gain
 
 
-def by_definition(m: MLA, x: Tensor) -> Tensor:
+def by_definition(m: MLA, x: Tensor, on_scores: float) -> Tensor:
     """One sequence x [T, D] -> y [T, D], a query, a head and a key at a time."""
-    c_q = [normed(m.q_down.weight @ row, m.q_norm.weight) for row in x]
+    c_q = [row if m.q_up.in_features == D else normed(m.q_down.weight @ row, m.q_norm.weight) for row in x]
     c_kv = [normed(m.kv_down.weight @ row, m.kv_norm.weight) for row in x]
 
     def part(projection, source: Tensor, head: int) -> Tensor:
         return projection.weight.view(m.heads, -1, source.shape[0])[head] @ source
 
+    def placed(x: Tensor, t: int) -> Tensor:
+        if m.rotate is None:
+            return x
+        return m.rotate((x.view(1, 1, 1, -1),), torch.tensor([t]))[0].flatten()
+
     def query(t: int, head: int) -> Tensor:
         content = part(m.q_up, c_q[t], head)
         if m.q_rope is None:
             return content
-        return torch.cat([content, turned(part(m.q_rope, c_q[t], head), t, m.rope_base)])
+        return torch.cat([content, placed(part(m.q_rope, c_q[t], head), t)])
 
     def key(s: int, head: int) -> Tensor:
         content = part(m.k_up, c_kv[s], head)
         if m.k_rope is None:
             return content
         own = part(m.k_rope, x[s], head) if m.key_heads > 1 else m.k_rope.weight @ x[s]
-        return torch.cat([content, turned(own, s, m.rope_base)])
+        return torch.cat([content, placed(own, s)])
 
     rows = []
     for t in range(len(x)):
         heads = []
         for head in range(m.heads):
             q = query(t, head)
-            scores = torch.stack([q @ key(s, head) for s in range(t + 1)]) / math.sqrt(len(q))
+            scores = torch.stack([q @ key(s, head) for s in range(t + 1)])
+            scores = scores * on_scores / math.sqrt(len(q))
             values = torch.stack([part(m.v_up, c_kv[s], head) for s in range(t + 1)])
             heads.append(scores.softmax(0) @ values)
         rows.append(m.o_proj.weight @ torch.cat(heads))
@@ -105,7 +114,8 @@ def by_definition(m: MLA, x: Tensor) -> Tensor:
 @torch.no_grad()
 def test_expanded_form_is_the_definition(case):
     m, x = mixer(**OPTIONS[case]), inputs()
-    wanted = torch.stack([by_definition(m, sequence) for sequence in x])
+    on_scores = (0.1 * 2.0 * math.log(4.0) + 1) ** 2 if case == "scores" else 1.0
+    wanted = torch.stack([by_definition(m, sequence, on_scores) for sequence in x])
     torch.testing.assert_close(forward(m, x), wanted, rtol=0, atol=1e-9)
 
 
@@ -277,11 +287,15 @@ def test_the_preset_is_latent_attention_everywhere():
         ({"rope_dim": 3}, r"mla.rope_dim=3 must be even"),
         ({"rope_dim": -2}, r"mla.rope_dim=-2 must be even"),
         ({"kv_rank": 0}, r"mla.kv_rank=0 must be at least 1"),
-        ({"q_rank": 0}, r"mla.q_rank=0 must be at least 1"),
+        ({"q_rank": -1}, r"mla.q_rank=-1 must be at least 0"),
         ({"rope_base": 0.0}, r"mla.rope_base=0.0 must be a number above 0"),
         ({"n_heads": 5}, r"n_heads=5 does not divide model.d_model=24"),
         ({"rope_keys": "both"}, r"mla.rope_keys is one of shared, per_head, not 'both'"),
         ({"rope_keys": "per_head", "rope_dim": 0}, r"rope_keys=per_head needs rotary keys"),
+        ({"value_width": 0}, r"mla.value_width=0 must be at least 1"),
+        ({"positions": "all"}, r"mla.positions is one of rope, none, not 'all'"),
+        ({"positions": "none", "rope_scaling": "linear", "rope_factor": 2.0}, r"mla has no rotary positions"),
+        ({"rope_mscale_all": 1.0}, r"mla.rope_mscale_all=1.0 means nothing with mla.rope_scaling=none"),
     ],
 )
 def test_impossible_sizes_are_refused(options, message):

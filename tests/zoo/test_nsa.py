@@ -13,6 +13,7 @@ from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.nsa import NSA, NSAConfig, sizes
 
 WIDTH, HEADS = 32, 4
+LINEAR = {"rope_scaling": "linear", "rope_factor": 3.0}
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 
 
@@ -56,7 +57,9 @@ def full_attention(made: NSA, branch: int, **options) -> Attention:
     return other
 
 
-@pytest.mark.parametrize("shared", [{}, {"qkv_bias": True}], ids=["plain", "options"])
+@pytest.mark.parametrize(
+    "shared", [{}, {"qkv_bias": True, "rope_dim": 4, **LINEAR}], ids=["plain", "options"]
+)
 @pytest.mark.parametrize(
     ("branch", "options"), [(1, {"n_select": 8}), (2, {"window": 31})], ids=["slc", "win"]
 )

@@ -11,13 +11,14 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
-from zoo.options import added, at_least, grouped_kv_heads, one_of, positive
+from zoo.modules.rotary import PartialRopeOptions
+from zoo.options import added, at_least, grouped_kv_heads, one_of
 from zoo.probes.events import attention_values, record_gates
 from zoo.registry import register_mixer
 
 
 @dataclass
-class AttentionConfig:
+class AttentionConfig(PartialRopeOptions):
     """Options of full attention; everything beyond the plain transformer is off by default.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: as many as query heads);
@@ -26,6 +27,8 @@ class AttentionConfig:
     qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per head on q and k before the rotation; window:
     how many tokens, the current one included, a query attends to (None: all); output_gate: gate G1, o ⊙ σ(x·W + b), on
     attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values.
+
+    Rotary positions by the options of RopeOptions and rope_dim.
     """
 
     n_heads: int | None = None
@@ -64,9 +67,9 @@ class Attention(GroupedQueryMixer):
         o_t = Σ_{s ≤ t} softmax_s(RoPE(q_t, t)·RoPE(k_s, s) / √K) · v_s
         y = o·W_o                            [B, T, D]
 
-    By option q, k and v have biases, q and k an RMSNorm per head before the rotation, and gates σ(x·W + b) multiply the
-    values and the output. Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys (rotated) and values of all
-    tokens.
+    RoPE as in kernels.rope. By option q, k and v have biases, q and k an RMSNorm per head before the rotation, and
+    gates σ(x·W + b) multiply the values and the output. Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys
+    (rotated) and values of all tokens.
     """
 
     state_options = ("head_width",)
@@ -74,7 +77,6 @@ class Attention(GroupedQueryMixer):
 
     def __init__(self, config: AttentionConfig, dims: Dims) -> None:
         one_of(config.positions, ("rope", "none"), "attention.positions")
-        positive(config.rope_base, "attention.rope_base")
         at_least(config.window, 1, "attention.window")
         at_least(config.max_kv_heads, 1, "attention.max_kv_heads")
         heads = dims.heads(config.n_heads)
@@ -82,15 +84,10 @@ class Attention(GroupedQueryMixer):
         super().__init__(
             "attention",
             dims,
+            config,
             heads,
-            config.n_kv_heads,
-            config.head_width,
             default_kv_heads=heads if most is None else grouped_kv_heads(heads, most),
-            rope_base=config.rope_base if config.positions == "rope" else None,
-            qkv_bias=config.qkv_bias,
-            qk_norm=config.qk_norm,
-            output_gate=config.output_gate,
-            value_gate=config.value_gate,
+            rotates=config.positions == "rope",
         )
         self.window = config.window
 

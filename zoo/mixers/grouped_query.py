@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-import kernels
 from zoo.interfaces import Dims, Mixer
 from zoo.modules import Gate, OutputProjection, RMSNorm
-from zoo.options import even_width, head_width, kv_heads, positive
+from zoo.modules.rotary import rotation
+from zoo.options import head_width, kv_heads
 
 
 class GroupedQueryMixer(Mixer):
@@ -17,42 +19,28 @@ class GroupedQueryMixer(Mixer):
         v = (x·W_v + b_v) ⊙ σ(x·W_G2 + b)                           [B, T, Hkv, K]
         y = (o ⊙ σ(x·W_G1 + b))·W_o                                 [B, T, D]
 
-    The norm per head, the biases of q, k, v and both gates are options.
+    The norm per head, the biases of q, k, v and both gates are options. config: a block's, which has all of these.
     Raises UserError, naming the block, for heads and rotary positions that do not fit.
     """
 
     def __init__(
-        self,
-        block: str,
-        dims: Dims,
-        heads: int,
-        n_kv_heads: int | None,
-        own_width: int | None,
-        *,
-        default_kv_heads: int,
-        rope_base: float | None,
-        qkv_bias: bool,
-        qk_norm: bool,
-        output_gate: bool,
-        value_gate: bool,
+        self, block: str, dims: Dims, config: Any, heads: int, *, default_kv_heads: int, rotates: bool = True
     ) -> None:
         super().__init__()
-        self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads", own_width)
-        self.kv_heads = kv_heads(n_kv_heads, heads, block, default=default_kv_heads)
-        if rope_base is not None:
-            even_width(self.width, block)
-            positive(rope_base, f"{block}.rope_base")
-        self.rope_base = rope_base
+        self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads", config.head_width)
+        self.kv_heads = kv_heads(config.n_kv_heads, heads, block, default=default_kv_heads)
+        self.rotate = rotation(config, block, self.width, rotates=rotates)
+        self.rope_base = config.rope_base if rotates else None
         self.backend, self.step_backend = dims.backend, dims.step_backend
         inner, inner_kv = heads * self.width, self.kv_heads * self.width
-        self.q_proj = nn.Linear(dims.d_model, inner, bias=qkv_bias)
-        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=qkv_bias)
-        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=qkv_bias)
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=config.qkv_bias)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.q_norm = RMSNorm(self.width, dims.norm_eps) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.width, dims.norm_eps) if qk_norm else nn.Identity()
-        self.output_gate = Gate(dims.d_model, inner) if output_gate else None
-        self.value_gate = Gate(dims.d_model, inner_kv) if value_gate else None
+        self.q_norm = RMSNorm(self.width, dims.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.width, dims.norm_eps) if config.qk_norm else nn.Identity()
+        self.output_gate = Gate(dims.d_model, inner) if config.output_gate else None
+        self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
 
     def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v = self.v_proj(x)
@@ -60,8 +48,8 @@ class GroupedQueryMixer(Mixer):
             v = v * self.value_gate(x)
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
         q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope_base is not None:
-            q, k = kernels.rope_each((q, k), positions, self.rope_base)
+        if self.rotate is not None:
+            q, k = self.rotate((q, k), positions)
         return q, k, v
 
     def _out(self, o: Tensor, x: Tensor) -> Tensor:

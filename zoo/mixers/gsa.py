@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from zoo.interfaces import Aux, Dims, ParameterGroup, StepBuffer
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import RMSNorm, RowCache, by_sequence, fp32_linear, positions
 from zoo.modules.layers import Derived
+from zoo.modules.rotary import PartialRopeOptions, Rotation
 from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.events import record_gates, record_sparse_attention
 from zoo.registry import register_mixer
@@ -31,8 +32,8 @@ from zoo.registry import register_mixer
 class Indexer(nn.Module):
     """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], w [B, T, H^I], b [H^I].
 
-    In at least fp32; q^I and k^I under autocast in its dtype. x is detached. rope_base: None, or that of rotary
-    positions on q^I and k^I. scores: as in `kernels.lightning_topk`:
+    In at least fp32; q^I and k^I under autocast in its dtype. x is detached. rotate: rotary positions on q^I and k^I
+    (None: none). scores: as in `kernels.lightning_topk`:
 
         sigmoid   w = σ(x·W_Iw), b and log_tau = log τ learned; the loss multiplies the bounded scores by τ, which
                   starts at 10
@@ -43,10 +44,10 @@ class Indexer(nn.Module):
     parameter_group = ParameterGroup("indexer", lr_scale=10.0)
 
     def __init__(
-        self, d_model: int, heads: int, width: int, rope_base: float | None = None, scores: str = "sigmoid"
+        self, d_model: int, heads: int, width: int, rotate: Rotation | None = None, scores: str = "sigmoid"
     ) -> None:
         super().__init__()
-        self.heads, self.width, self.rope_base, self.scores = heads, width, rope_base, scores
+        self.heads, self.width, self.rotate, self.scores = heads, width, rotate, scores
         self.q_proj = nn.Linear(d_model, heads * width, bias=False)
         self.k_proj = nn.Linear(d_model, width, bias=False)
         self.w_proj = nn.Linear(d_model, heads, bias=False)
@@ -63,8 +64,8 @@ class Indexer(nn.Module):
         """x [B, T, D], positions int64 [B, T] -> q^I, k^I, w, b, as the class describes."""
         q, k, w = self.projections(x.detach())
         q, k = q.unflatten(-1, (self.heads, self.width)), k.unsqueeze(-2)
-        if self.rope_base is not None:
-            q, k = kernels.rope_each((q, k), positions, self.rope_base)
+        if self.rotate is not None:
+            q, k = self.rotate((q, k), positions)
         # What is multiplied T² times is as precise as attention's own queries and keys; sums of products stay fp32.
         q, k = in_autocast_dtype(q, k.squeeze(-2))
         return q, k, self.weights(w), self.offsets()
@@ -155,10 +156,10 @@ class StepProjection:
         if isinstance(mixer.q_norm, RMSNorm):
             q, k = heads.split((mixer.heads, mixer.kv_heads), 2)
             heads = torch.cat([mixer.q_norm(q), mixer.k_norm(k)], 2)
-        heads = kernels.rope(heads, positions, mixer.rope_base)
+        (heads,) = mixer.rotate((heads,), positions)
         indexer = indexer.unflatten(-1, (-1, index.width))
-        if index.rope_base is not None:
-            indexer = kernels.rope(indexer, positions, index.rope_base)
+        if index.rotate is not None:
+            (indexer,) = index.rotate((indexer,), positions)
         gates = torch.sigmoid(gates)
         v = v if mixer.value_gate is None else v * gates[..., :kv]
         return StepInputs(
@@ -197,7 +198,7 @@ SCORES = ("sigmoid", "relu")
 
 
 @dataclass
-class GSAConfig:
+class GSAConfig(PartialRopeOptions):
     """Options of gated sparse attention; None scales with the model.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
@@ -215,6 +216,9 @@ class GSAConfig:
     at which adaptive=inverse gives k_base; output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate:
     gate G2, v ⊙ σ(x·W + b), on the values; warmup: steps of dense attention, at most a tenth of the training;
     aux_weight: weight of the indexer's loss.
+
+    Rotary positions by the options of RopeOptions and rope_dim; the indexer's, which has all of its channels rotated,
+    by the same frequencies.
     """
 
     n_heads: int | None = None
@@ -278,24 +282,12 @@ class GSA(GroupedQueryMixer):
     def __init__(self, config: GSAConfig, dims: Dims) -> None:
         check(config)
         heads = dims.heads(config.n_heads)
-        super().__init__(
-            "gsa",
-            dims,
-            heads,
-            config.n_kv_heads,
-            config.head_width,
-            default_kv_heads=default_kv_heads(heads),
-            rope_base=config.rope_base,
-            qkv_bias=config.qkv_bias,
-            qk_norm=config.qk_norm,
-            output_gate=config.output_gate,
-            value_gate=config.value_gate,
-        )
+        super().__init__("gsa", dims, config, heads, default_kv_heads=default_kv_heads(heads))
         self.k = sizes(config, dims.seq_len)
         self.aux_weights = {"indexer_kl": config.aux_weight}
         index_width = 4 * math.ceil(dims.d_model / 48) if config.index_width is None else config.index_width
-        index_base = config.rope_base if config.index_rope else None
-        self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base, config.scores)
+        rotate = replace(self.rotate, width=None) if config.index_rope else None
+        self.indexer = Indexer(dims.d_model, config.index_heads, index_width, rotate, config.scores)
         self.warmup = Warmup(config.warmup)
         self._step_inputs = StepProjection(self)
 
@@ -417,7 +409,7 @@ def check(config: GSAConfig) -> None:
         )
     for key, least in (("index_heads", 1), ("index_width", 1), ("warmup", 0)):
         at_least(getattr(config, key), least, f"gsa.{key}")
-    for key in ("rope_base", "beta", "reference_variance"):
+    for key in ("beta", "reference_variance"):
         positive(getattr(config, key), f"gsa.{key}")
     if config.index_rope and config.index_width is not None:
         even_width(config.index_width, "gsa.index_width with index_rope")

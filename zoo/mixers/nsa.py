@@ -15,7 +15,8 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import INIT_STD, KVCache, OutputProjection, by_sequence, fp32_linear, positions
-from zoo.options import added, at_least, default_kv_heads, even_width, head_width, kv_heads, positive
+from zoo.modules.rotary import PartialRopeOptions, rotation
+from zoo.options import added, at_least, default_kv_heads, head_width, kv_heads
 from zoo.probes.events import record_branch_attention
 from zoo.registry import register_mixer
 
@@ -46,7 +47,7 @@ class Compress(nn.Module):
 
 
 @dataclass
-class NSAConfig:
+class NSAConfig(PartialRopeOptions):
     """Options of native sparse attention; None scales with the model and its configured length T.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: a third of the query heads);
@@ -56,6 +57,8 @@ class NSAConfig:
     block to that of the next (None: l'/4, at least 1); n_select: n, blocks that are read in full: the first, the
     query's own b and the one before it, and those that score highest (None: T/4 tokens, 4 … 16 blocks); window: w,
     tokens of the window, the current one included (None: T/8, at most 512).
+
+    Rotary positions by the options of RopeOptions and rope_dim.
 
     From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
     """
@@ -159,11 +162,10 @@ class NSA(Mixer):
     def __init__(self, config: NSAConfig, dims: Dims) -> None:
         super().__init__()
         self.heads = dims.heads(config.n_heads)
-        self.width = even_width(head_width(dims.d_model, self.heads, "n_heads", config.head_width), "nsa")
+        self.width = head_width(dims.d_model, self.heads, "n_heads", config.head_width)
         self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "nsa", default=default_kv_heads(self.heads))
-        positive(config.rope_base, "nsa.rope_base")
         self.sizes = sizes(config, dims.seq_len)
-        self.rope_base = config.rope_base
+        self.rotate = rotation(config, "nsa", self.width)
         self.backend = dims.backend
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj, self.k_proj, self.v_proj = (
@@ -232,7 +234,7 @@ class NSA(Mixer):
         """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
         q = self.q_proj(x).unflatten(-1, (-1, self.width))
         k, v = (p(x).unflatten(-1, (-1, self.width)) for p in (self.k_proj, self.v_proj))
-        turned = kernels.rope(torch.cat([q, k[:, :, self.kv_heads :]], 2), positions, self.rope_base)
+        (turned,) = self.rotate((torch.cat([q, k[:, :, self.kv_heads :]], 2),), positions)
         q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
         values = v.split(self.kv_heads, 2)
         return (q, q_turned), *zip((k[:, :, : self.kv_heads], near, far), values, strict=True)
