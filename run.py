@@ -6,6 +6,6 @@ from experiments.system import signals
 
 if __name__ == "__main__":
     signals.exit_at_once()
-    from experiments.front_desk import main
+    from experiments.cli import main
 
     sys.exit(main())

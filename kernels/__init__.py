@@ -22,6 +22,7 @@ from kernels.ops.hyper_pre import hyper_pre
 from kernels.ops.indexed_attention import indexed_attention
 from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
+from kernels.ops.linear_cross_entropy import linear_cross_entropy
 from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa, mesa_residuals
 from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
@@ -49,6 +50,7 @@ __all__ = [
     "indexed_attention",
     "indexer_kl",
     "lightning_topk",
+    "linear_cross_entropy",
     "memory_mixture",
     "mesa",
     "mesa_residuals",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zoo import context_parallel
@@ -201,21 +200,20 @@ class Context:
         """
         return None if self.shard is None else context_parallel.mesa_state_before(k, v, g, beta, self.shard)
 
-    def cross_entropy(
-        self, logits: Tensor, targets: Tensor, ignore_index: int = -100, count: Tensor | None = None
+    def target_mean(
+        self, nats: Tensor, targets: Tensor, ignore_index: int = -100, count: Tensor | None = None
     ) -> Tensor:
-        """The mean cross-entropy [] in nats over all ranks' targets, those equal to ignore_index left out.
+        """The mean [] over all ranks' targets of the sum [] over the rank's own, those equal to ignore_index left out.
 
-        logits [B, t, V], targets int64 [B, t]: the rank's own. Unsharded it is `torch.nn.functional.cross_entropy`.
-        count: int64 [], what the sum over targets is divided by in place of their number, such as that of all batches
-        which a step accumulates.
+        targets int64 [B, t]: the rank's own. count: int64 [], what the sum over targets is divided by in place of their
+        number, such as that of all batches which a step accumulates.
         """
-        logits, targets = logits.flatten(0, 1), targets.flatten()
         if self.shard is not None:
-            return context_parallel.cross_entropy(logits, targets, ignore_index, count, self.shard)
+            nats = total(nats, self.shard)
         if count is None:
-            return F.cross_entropy(logits, targets, ignore_index=ignore_index)
-        return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum") / count
+            count = (targets != ignore_index).sum()
+            count = count if self.shard is None else total(count, self.shard)
+        return nats / count
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence, all its shards: x [B, T, ...] -> [n_sequences, ...]."""

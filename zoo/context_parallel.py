@@ -469,14 +469,4 @@ def whole(mixer: Callable, x: Tensor, ctx: Context) -> tuple[Tensor, dict[str, T
     return shard.own(y), {name: total(loss / shard.size, shard) for name, loss in aux.items()}
 
 
-def cross_entropy(
-    logits: Tensor, targets: Tensor, ignore_index: int, count: Tensor | None, shard: Shard
-) -> Tensor:
-    """`Context.cross_entropy` of logits [n, V] and targets [n]."""
-    losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
-    if count is None:
-        count = total((targets != ignore_index).sum(), shard)
-    return total(losses, shard) / count
-
-
 __all__ = ["Shard", "add_gradients", "total", "whole"]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import kernels
 from zoo import context_parallel, registry
 from zoo.config import ModelConfig, read_pattern
 from zoo.context import Context
@@ -142,11 +143,22 @@ class LanguageModel(nn.Module):
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+    def forward(
+        self,
+        tokens: Tensor,
+        ctx: Context | None = None,
+        targets: Tensor | None = None,
+        *,
+        right: bool = False,
+    ) -> tuple[Any, Aux]:
         """Logits [B, T, V] and auxiliary losses by name, each the mean over the layers that have it.
 
+        With targets, int64 [B, T], in the place of logits, which are never there all at once: the sum of the targets'
+        nats [], the nats of each [B, T], 0 where it is −100, and whether it was the likeliest token, bool [B, T], or
+        None if not `right` (kernels.linear_cross_entropy).
+
         tokens: int64 [B, T]; ctx: None for plain batches without noise (see zoo.context.Context.of). In a shard
-        (Context.cut) tokens and logits are the rank's own, losses those of the whole batch.
+        (Context.cut) tokens, targets, logits and nats are the rank's own, losses those of the whole batch.
         """
         ctx = ctx or Context.of(tokens)
         if ctx.shard is not None:
@@ -161,7 +173,8 @@ class LanguageModel(nn.Module):
             for name, value in aux.items():
                 losses.setdefault(name, []).append(value)
         ctx.at(layer=len(self.layers), part="head").record("streams", lambda: {"streams": x})
-        return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
+        out = self._logits(x) if targets is None else self._nats(x, targets, right)
+        return out, {name: torch.stack(values).mean() for name, values in losses.items()}
 
     def _groups(self, x: Tensor, ctx: Context) -> Sequence[Layers]:
         """The layers to run one after the other; in training in groups, where something is recomputed."""
@@ -218,6 +231,12 @@ class LanguageModel(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(self.streams.collapse(x))
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+    def _nats(self, x: Tensor, targets: Tensor, right: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, head = self.norm(self.streams.collapse(x)), self.embedding if self.head is None else self.head
+        # Others are names of a mixer's forms.
+        backend = self.config.backend if self.config.backend in WITHOUT_DATA else "auto"
+        return kernels.linear_cross_entropy(x, head.weight, targets, right=right, backend=backend)
 
     def _aux_weights(self) -> dict[str, float]:
         weights: dict[str, float] = {}

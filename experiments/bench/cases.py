@@ -381,6 +381,23 @@ def wrapped(d: InputFactory, operation: str) -> list[Call]:
     return [coefficients(d), mixing_map(d, operation), pre(d), post(d)]
 
 
+# What is left of the body that all models share.
+
+VOCABULARY = 50_257
+
+
+def head(d: InputFactory) -> list[Call]:
+    """The head of GPT-2's vocabulary and the cross-entropy of every token."""
+    return [
+        call(
+            "linear_cross_entropy",
+            d.normal(WIDTH),
+            d.weight(VOCABULARY, WIDTH),
+            d.random_integers(VOCABULARY),
+        )
+    ]
+
+
 # All cases.
 
 CASES = {
@@ -427,6 +444,7 @@ CASES = {
         Case("hyper_post", lambda d: [post(d)]),
         Case("hyper-connections, oHC", lambda d: wrapped(d, "cayley")),
         Case("hyper-connections, mHC", lambda d: wrapped(d, "sinkhorn")),
+        Case("linear_cross_entropy", head, tokens=8192),
     )
 }
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
+from experiments.data.tasks_base import IGNORE
 from experiments.parallel.group import pick_precision
 from experiments.training.lightning_modules import clip_gradients, make_optimizer
 from zoo.config import ModelConfig
@@ -28,6 +29,7 @@ class TrainingStep:
 
     def __init__(self, config: Config, model: LanguageModel, tokens: Tensor) -> None:
         self.config, self.model, self.tokens = config, model.train(), tokens
+        self.targets = F.pad(tokens[:, 1:], (0, 1), value=IGNORE)
         self.optimizer = make_optimizer(model, config.optim)
         self.keys = torch.arange(tokens.shape[0], device=tokens.device)
         self.set_recompute(config.trainer.recompute)
@@ -48,9 +50,9 @@ class TrainingStep:
     def loss(self) -> Tensor:
         """The training loss, with its graph."""
         with autocast(self.config, self.tokens.device):
-            logits, aux = self.model(self.tokens, Context.of(self.tokens, noise_keys=self.keys))
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), self.tokens[:, 1:].flatten())
-            return loss + self.model.aux_loss(aux)
+            ctx = Context.of(self.tokens, noise_keys=self.keys)
+            (nats, *_), aux = self.model(self.tokens, ctx, self.targets)
+            return ctx.target_mean(nats, self.targets) + self.model.aux_loss(aux)
 
     def __call__(self) -> None:
         update(self.optimizer, self.loss(), self.config.optim.clip)

@@ -113,8 +113,8 @@ def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
             tokens = ctx.shard.own(tokens)
         cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
         with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
-            logits, aux = model(tokens, ctx)
-            total = ctx.cross_entropy(logits.float(), tokens) + model.aux_loss(aux)
+            (nats, *_), aux = model(tokens, ctx, tokens)
+            total = ctx.target_mean(nats, tokens) + model.aux_loss(aux)
         total.backward()
     return bytes_.peak
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.data import Sequences
@@ -78,10 +77,10 @@ def score_sequences(
                 for x in (sequences.tokens, sequences.targets)
             )
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bf16"):
-                logits, _ = model(tokens, Context.of(tokens))
-            logits, answers = logits[targets != IGNORE].float(), targets[targets != IGNORE]
-            nats.append(F.cross_entropy(logits, answers, reduction="none").double().cpu())
-            right.append((logits.argmax(-1) == answers).cpu())
+                (_, found, is_right), _ = model(tokens, Context.of(tokens), targets, right=True)
+            asked = targets != IGNORE
+            nats.append(found[asked].double().cpu())
+            right.append(is_right[asked].cpu())
             if progress is not None:
                 progress(tokens.numel())
     finally:
@@ -91,12 +90,11 @@ def score_sequences(
     return TaskScore(*found, sequence, position, sequences.difficulty[sequence, position], chance)
 
 
-def accuracies(logits: Tensor, targets: Tensor, of: Tensor | None = None) -> dict[str, Tensor]:
-    """Share of right answers of a batch, logits [B, T, V] and targets [B, T], and of sequences without a wrong one.
+def accuracies(right: Tensor, targets: Tensor, of: Tensor | None = None) -> dict[str, Tensor]:
+    """Share of right answers of a batch, right bool [B, T] and targets [B, T], and of sequences without a wrong one.
 
     of: int64 [2], answers and sequences that they are shares of; None: the batch's.
     """
-    right = logits.detach().argmax(-1) == targets
     asked = targets != IGNORE
     answers, sequences = (asked.sum(), len(targets)) if of is None else of
     return {

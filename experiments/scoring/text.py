@@ -191,9 +191,8 @@ def token_losses(
         cu_seqlens = torch.from_numpy(bounds).to(tokens.device)
 
     def read(tokens: Tensor, targets: Tensor, ctx: Context) -> Tensor:
-        logits, _ = model(tokens, ctx)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-        return losses.view(targets.shape)
+        (_, nats, _), _ = model(tokens, ctx, targets)
+        return nats
 
     if shards is None:
         return read(tokens, targets, Context.of(tokens, cu_seqlens)).view(shape)

@@ -108,6 +108,9 @@ class LanguageModelling(pl.LightningModule):
     order, those of other processes too.
     """
 
+    measures: tuple[str, ...] = ()
+    """What metric rows of training show beside the losses (`tasks.accuracies`), as parts like them."""
+
     def __init__(
         self,
         model: LanguageModel,
@@ -154,24 +157,20 @@ class LanguageModelling(pl.LightningModule):
     def losses(
         self, batch: Batch, step: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Mean cross-entropy [] in nats a token (of a task: an answer), auxiliary losses [], and `batch_metrics`.
+        """Mean cross-entropy [] in nats a token (of a task: an answer), auxiliary losses [], and accuracies.
 
         step: the `counts` of the step that the batch belongs to; then its parts of the step's means, which add up to
         them. None: the batch's own means.
         """
         own, ctx = own_part(batch)
-        logits, aux = self.compute(own["tokens"], ctx)
+        (nats, _, right), aux = self.compute(own["tokens"], ctx, own["targets"], right=bool(self.measures))
         answers = None
         if step is not None:
             answers, sequences = step.unbind()
             share = ctx.n_sequences / sequences.double()  # auxiliary losses are means over sequences
             aux = {name: value * share.to(value.dtype) for name, value in aux.items()}
-        loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE, answers)
-        return loss, aux, self.batch_metrics(logits, own, step)
-
-    def batch_metrics(self, logits: Tensor, batch: Batch, step: Tensor | None) -> dict[str, Tensor]:
-        """Return what metric rows of training show beside the losses, as parts like them: of text nothing."""
-        return {}
+        loss = ctx.target_mean(nats, own["targets"], IGNORE, answers)
+        return loss, aux, {} if right is None else accuracies(right, own["targets"], step)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW, and the learning-rate schedule that is advanced every step."""
@@ -242,10 +241,6 @@ class SyntheticTask(LanguageModelling):
     """The answers of a synthetic task: every other target is IGNORE, and has no part in the loss."""
 
     measures = ("accuracy", "sequence_accuracy")
-
-    def batch_metrics(self, logits: Tensor, batch: Batch, step: Tensor | None) -> dict[str, Tensor]:
-        """The shares of answers and of sequences that are right (`tasks.accuracies`)."""
-        return accuracies(logits, batch["targets"], step)
 
 
 def compiled(model: LanguageModel, config: Config) -> nn.Module:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support.context_traffic import received
@@ -176,8 +177,11 @@ def _loss_error(seed: int, ctx: Context) -> float:
     logits = torch.randn(2, TIME, 5, generator=generator, dtype=torch.float64)
     targets = torch.randint(5, (2, TIME), generator=generator)
     targets[:, TIME // 2 :], targets[0, -1] = -100, 2
-    found = ctx.cross_entropy(ctx.shard.own(logits), ctx.shard.own(targets))
-    return (found - context(None).cross_entropy(logits, targets)).abs().item()
+    own = ctx.shard.own(targets)
+    nats = F.cross_entropy(ctx.shard.own(logits).flatten(0, 1), own.flatten(), reduction="sum")
+    return (
+        (ctx.target_mean(nats, own) - F.cross_entropy(logits.flatten(0, 1), targets.flatten())).abs().item()
+    )
 
 
 _gather, _to_time = context_parallel.gather, context_parallel.to_time

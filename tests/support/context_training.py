@@ -56,8 +56,8 @@ def micro_batch(model: LanguageModel, inputs: Tensor, targets: Tensor, ctx: Cont
     if dist.is_initialized():
         ctx = ctx.cut()
         inputs, targets = ctx.shard.own(inputs), ctx.shard.own(targets)
-    logits, aux = model(inputs, ctx)
-    loss = ctx.cross_entropy(logits, targets, IGNORED) + model.aux_loss(aux)
+    (nats, *_), aux = model(inputs, ctx, targets)
+    loss = ctx.target_mean(nats, targets) + model.aux_loss(aux)
     loss.backward()
     if ctx.shard is not None:
         context_parallel.add_gradients(model.parameters(), ctx.shard)

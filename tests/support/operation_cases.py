@@ -527,6 +527,19 @@ def grouped_linear() -> Iterator[Call]:
         yield Call(str(counts), kernels.grouped_linear, tensors, {}, ("x", "weight"))
 
 
+def linear_cross_entropy() -> Iterator[Call]:
+    for name, tokens, ignored, options in (
+        ("all asked for", (7,), 0, {}),
+        ("chunks", (2, 140), 0, {}),
+        ("some asked for", (3, 5), 4, {"ignore_index": 2}),
+        ("none asked for", (3,), 3, {}),
+    ):
+        targets = whole("targets", 5, *tokens)
+        targets.view(-1)[:ignored] = options.get("ignore_index", -100)
+        tensors = {"x": uniform("x", *tokens, 6), "weight": 3 * uniform("weight", 5, 6), "targets": targets}
+        yield Call(name, kernels.linear_cross_entropy, tensors, options, ("x", "weight"))
+
+
 def rope() -> Iterator[Call]:
     for name, positions in (
         ("one axis", torch.arange(5)),
@@ -570,6 +583,7 @@ WITH_BACKENDS = (
         timeline_attention,
         streams,
         grouped_linear,
+        linear_cross_entropy,
     ),
 )
 ALONE = (rope, segments)

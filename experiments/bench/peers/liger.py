@@ -1,4 +1,4 @@
-"""Liger-Kernel's hyper-connections (mHC): coefficients with Sinkhorn, reading the streams, writing to them.
+"""Liger-Kernel's hyper-connections (mHC), coefficients with Sinkhorn, reading and writing the streams; and its head.
 
 Its coefficients include the map, which ours have as an operation of its own; its streams are half precision.
 """
@@ -46,4 +46,16 @@ def _whole(calls: list[Call]) -> Callable[[], Any]:
     return lambda: [part() for part in parts]
 
 
-CALLS: dict[str, Make] = {"hyper_pre": _pre, "hyper_post": _post, "hyper-connections, mHC": _whole}
+def _head(calls: list[Call]) -> Callable[[], Any]:
+    linear_cross_entropy = of_library((LIBRARY, "liger_fused_linear_cross_entropy"))
+    (call,) = calls
+    x, weight, targets = call.arguments
+    return lambda: linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), reduction="sum")
+
+
+CALLS: dict[str, Make] = {
+    "hyper_pre": _pre,
+    "hyper_post": _post,
+    "hyper-connections, mHC": _whole,
+    "linear_cross_entropy": _head,
+}

@@ -13,8 +13,9 @@ from support.program import Lab
 
 import analysis
 from experiments import cli
+from experiments.cli import spelled_out
 from experiments.configuration.schema import Config
-from experiments.jobs import Job, all_jobs, cost, spelled_out
+from experiments.jobs import Job, all_jobs, cost
 from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
