@@ -72,7 +72,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "shc": {"factorised": {"factorise": 2, "readout": "learned"}, "one_carried": {"factorise": 1}},
     "kda": {
         "negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4, "head_width": 6},
-        "one_rate": {"decay": "head"},
+        "one_rate": {"decay": "head", "gate_bias": False},
     },
     "mom": {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
@@ -88,7 +88,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "swiglu": {"hidden": {"hidden": 24}},
     "mlp": {"relu2": {"activation": "relu2", "hidden": 24}},
-    "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
+    "moe": {
+        "one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1},
+        "groups": {"groups": 4, "top_groups": 2, "top_k": 3},
+        "softmax": {"scores": "softmax", "renormalise": False, "scale": 2.0},
+    },
 }
 
 

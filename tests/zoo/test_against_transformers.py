@@ -5,6 +5,8 @@ An optional dependency of the tests: without it they are skipped.
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from support.contract_cases import tokens
@@ -182,6 +184,65 @@ def test_latent_attention_is_deepseek(interleaved):
     assert_same_logits(model, theirs)
 
 
+MIXTURES = {
+    "deepseek_v3": {"groups": 4, "top_groups": 2, "top_k": 3, "scale": 2.5},
+    "deepseek_v3_no_groups": {"top_k": 3, "renormalise": False},
+    "deepseek_v2": {
+        "scores": "softmax",
+        "renormalise": False,
+        "groups": 4,
+        "top_groups": 2,
+        "top_k": 3,
+        "scale": 4.0,
+    },
+    "deepseek_v2_lite": {"scores": "softmax", "renormalise": False, "top_k": 3},
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+@torch.no_grad()
+def test_the_choice_of_experts_is_deepseeks(case):
+    """Scores, groups, weights and biases; another option changes the output."""
+    options = MIXTURES[case]
+    model = ours(
+        "F", {"channel": {"name": "moe", "moe": {"n_experts": 12, "hidden": 24, "n_shared": 2, **options}}}
+    )
+    moe = model.layers[0].channel
+    second = case.startswith("deepseek_v2")
+    name = "DeepseekV2" if second else "DeepseekV3"
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=D,
+        moe_intermediate_size=24,
+        n_routed_experts=12,
+        num_experts_per_tok=moe.config.top_k,
+        n_shared_experts=2,
+        n_group=moe.config.groups,
+        topk_group=moe.config.top_groups or 1,
+        topk_method="group_limited_greedy" if moe.config.groups > 1 else "greedy",
+        norm_topk_prob=moe.config.renormalise,
+        routed_scaling_factor=moe.config.scale,
+    )
+    folder = "deepseek_v2" if second else "deepseek_v3"
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    theirs = getattr(module, f"{name}Moe" if second else f"{name}MoE")(config).eval()
+    shared = {
+        f"shared_experts.{part}_proj.weight": getattr(moe.shared, part).weight
+        for part in ("gate", "up", "down")
+    }
+    routed = {"experts.gate_up_proj": torch.cat([moe.gate, moe.up], 1), "experts.down_proj": moe.down}
+    if not second:
+        moe.balance.bias.copy_(torch.linspace(-0.4, 0.4, 12))
+        routed["gate.e_score_correction_bias"] = moe.balance.bias
+    theirs.load_state_dict({"gate.weight": moe.router.weight, **routed, **shared})
+    x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(2))
+    below(error(moe(x)[0], theirs(x)), CLOSE)
+    other = ours(
+        "F", {"channel": {"name": "moe", "moe": {"n_experts": 12, "hidden": 24, "n_shared": 2, "top_k": 3}}}
+    )
+    other.layers[0].channel.load_state_dict(moe.state_dict())
+    assert error(other.layers[0].channel(x)[0], moe(x)[0]) > 0.05
+
+
 @pytest.fixture(scope="module")
 def kimi():
     """Kimi Linear in transformers, and a configuration of it of the size of `ours`."""
@@ -198,7 +259,7 @@ def kimi():
 
 
 def with_weights_of(mixer: nn.Module, layer: nn.Module) -> nn.Module:
-    """Kimi's layer with our weights; they must fill it, and our gate's bias is all that is left over."""
+    """Kimi's layer with our weights; they must fill it, and of ours a gate's bias may be left over."""
     own = dict(mixer.state_dict())
     names = {
         "conv1d.weight": own.pop("convolution.weight").unsqueeze(1),
@@ -215,25 +276,29 @@ def with_weights_of(mixer: nn.Module, layer: nn.Module) -> nn.Module:
     names |= zip(
         ("q_proj.weight", "k_proj.weight", "v_proj.weight"), own.pop("qkv_proj.weight").chunk(3), strict=True
     )
-    assert set(own) == {"gate_up.bias"}
+    assert set(own) <= {"gate_up.bias"}
     layer.load_state_dict(names)
     return layer.eval()
 
 
-def test_kimi_delta_attention_is_the_published_layer_and_a_bias_of_the_gate(kimi, monkeypatch):
+@pytest.mark.parametrize("bias", [False, True])
+def test_kimi_delta_attention_is_the_published_layer_and_a_bias_of_the_gate_by_option(
+    kimi, monkeypatch, bias
+):
     module, config = kimi
     # Where fla is installed transformers calls its Triton kernels, on a CPU too.
     rule = getattr(module.chunk_kimi_delta_attention, "__wrapped__", module.chunk_kimi_delta_attention)
     monkeypatch.setattr(module, "chunk_kimi_delta_attention", rule)
-    mixer = ours("K").layers[0].mixer
+    mixer = ours("K", kda={"gate_bias": bias}).layers[0].mixer
     theirs = with_weights_of(mixer, module.KimiLinearDeltaAttention(config, 0))
     x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = theirs(x)
         wanted = wanted[0] if isinstance(wanted, tuple) else wanted
-        assert (mixer(x, Context.of(x[..., 0]))[0] - wanted).abs().max() > 1e-2 * wanted.abs().max()
-        mixer.gate_up.bias.zero_()
-        torch.testing.assert_close(mixer(x, Context.of(x[..., 0]))[0], wanted, rtol=1e-4, atol=1e-4)
+        if bias:
+            assert error(mixer(x, Context.of(x[..., 0]))[0], wanted) > 1e-2
+            mixer.gate_up.bias.zero_()
+        below(error(mixer(x, Context.of(x[..., 0]))[0], wanted), CLOSE)
 
 
 def test_kimis_latent_attention_keeps_a_key_that_our_preset_leaves_out(kimi):

@@ -38,9 +38,15 @@ def context(x: torch.Tensor) -> Context:
 def one_token(m: MoE, x: torch.Tensor) -> torch.Tensor:
     """The definition, for x [D]."""
     c = m.config
-    s = torch.sigmoid(m.router.weight @ x)
-    chosen = torch.argsort(s + m.balance.bias, descending=True)[: c.top_k].tolist()
-    total = sum(s[e] for e in chosen) if c.top_k > 1 else 1
+    logits = m.router.weight @ x
+    s = logits.exp() / logits.exp().sum() if c.scores == "softmax" else torch.sigmoid(logits)
+    size, score = c.n_experts // c.groups, s + m.balance.bias
+    groups = [sorted(range(g * size, (g + 1) * size), key=lambda e: -score[e]) for g in range(c.groups)]
+    counted = 1 if c.scores == "softmax" else 2
+    groups.sort(key=lambda group: -sum(score[e] for e in group[:counted]))
+    experts = [e for group in groups[: c.top_groups] for e in group]
+    chosen = sorted(experts, key=lambda e: -score[e])[: c.top_k]
+    total = sum(s[e] for e in chosen) if c.top_k > 1 and c.renormalise else 1
     routed = sum(s[e] / total * (m.down[e] @ (F.silu(m.gate[e] @ x) * (m.up[e] @ x))) for e in chosen)
     return c.scale * routed + (m.shared(x)[0] if m.shared is not None else 0)
 
@@ -51,6 +57,11 @@ CASES = [
     {"top_k": 1, "n_shared": 0},
     {"n_experts": 4, "top_k": 4},
     {"n_experts": 1, "top_k": 1, "n_shared": 0},
+    {"scores": "softmax"},
+    {"scores": "softmax", "renormalise": False, "scale": 2.5, "top_k": 3},
+    {"n_experts": 12, "groups": 4, "top_groups": 2, "top_k": 4},
+    {"n_experts": 12, "groups": 4, "top_groups": 2, "top_k": 4, "scores": "softmax"},
+    {"n_experts": 6, "groups": 6, "top_groups": 2},
 ]
 
 
@@ -82,6 +93,18 @@ def test_the_bias_chooses_and_does_not_weigh():
     before = m(x)[0]
     m.balance.bias += torch.tensor([0.0, 1.0, -3.0, 0.5])
     assert not torch.allclose(m(x)[0], before)
+
+
+@torch.no_grad()
+def test_a_token_uses_experts_of_open_groups_alone():
+    """However low their biases are: what is closed is never chosen."""
+    m = made(n_experts=12, groups=4, top_groups=2, top_k=6).train()
+    m.balance.bias -= 5.0
+    for token in inputs().flatten(0, 1):
+        m.balance.counts.zero_()
+        m(token.view(1, 1, D))
+        used = m.balance.counts.nonzero().flatten() // 3
+        assert used.unique(return_counts=True)[1].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
@@ -240,6 +263,15 @@ def test_autocast_runs_the_experts_in_16_bits_and_the_router_in_32():
         ({"top_k": 9}, "moe.top_k=9 must lie between 1 and moe.n_experts=8"),
         ({"top_k": 0}, "moe.top_k=0"),
         ({"n_shared": -1}, "moe.n_shared=-1"),
+        ({"scores": "tanh"}, "moe.scores is one of sigmoid, softmax, not 'tanh'"),
+        ({"groups": 0}, "moe.groups=0 must be at least 1"),
+        ({"groups": 3}, "moe.groups=3 does not divide moe.n_experts=8"),
+        ({"groups": 4}, "moe.groups=4 needs moe.top_groups"),
+        ({"groups": 4, "top_groups": 5}, "moe.top_groups=5 must lie between 1 and moe.groups=4"),
+        (
+            {"groups": 4, "top_groups": 1, "top_k": 3},
+            "moe.top_k=3 is more than the 2 experts of moe.top_groups=1",
+        ),
         ({"hidden": 0}, "moe.hidden=0"),
         ({"balance_rate": -1.0}, "moe.balance_rate=-1.0"),
     ],

@@ -14,7 +14,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Channel, Dims, StepBuffer
 from zoo.modules import INIT_STD, fp32_linear, output_std
-from zoo.options import at_least
+from zoo.options import added, at_least, one_of
 from zoo.registry import register_channel
 
 # Sorting tokens by expert, and balancing their load by biases of the routing.
@@ -70,6 +70,8 @@ def order_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tenso
 
 # The channel mixer.
 
+SCORES = ("sigmoid", "softmax")
+
 
 @dataclass
 class MoEConfig:
@@ -78,8 +80,10 @@ class MoEConfig:
     n_experts: routed experts; top_k: routed experts per token; n_shared: shared experts, which every token uses;
     hidden: inner width of an expert (None: the plain SwiGLU's divided by top_k + n_shared and rounded up to a
     multiple of 8, so that a token costs as much as in the plain SwiGLU); scale: factor of the routed experts'
-    output; balance_rate: by how much a step changes an expert's routing bias (0: not at all); aux_weight: weight of
-    the balance loss in training.
+    output; scores: affinities by "sigmoid", or "softmax" over the experts; renormalise: weights of the chosen experts
+    sum up to 1 (not for top_k=1); groups: the experts form so many groups of one size, of which top_groups are open to
+    a token, those that score highest; top_groups: that number (None: all, for groups=1); balance_rate: by how much a
+    step changes an expert's routing bias (0: not at all); aux_weight: weight of the balance loss in training.
     """
 
     n_experts: int = 8
@@ -89,6 +93,10 @@ class MoEConfig:
     scale: float = 1.0
     balance_rate: float = 1e-3
     aux_weight: float = 0.0
+    scores: str = added("sigmoid", before="sigmoid")
+    renormalise: bool = added(True, before=True)
+    groups: int = added(1, before=1)
+    top_groups: int | None = added(None, before=None)
 
 
 @register_channel(
@@ -96,16 +104,20 @@ class MoEConfig:
     config=MoEConfig,
     title="Mixture of experts",
     family="sparse",
-    source="DeepSeekMoE (arXiv:2401.06066); DeepSeek-V3 (arXiv:2412.19437), equations 12 to 20",
+    source="DeepSeekMoE (arXiv:2401.06066); DeepSeek-V2 (arXiv:2405.04434), section 2.2; DeepSeek-V3 "
+    "(arXiv:2412.19437), equations 12 to 20",
     choice="expert",
 )
 class MoE(Channel):
     """y = Σ_shared FFN_j(x) + scale · Σ_{e ∈ top-k} w_e · FFN_e(x), every FFN a SwiGLU; x [B, T, D].
 
-        s_e = σ(x·u_e)                        affinity, in at least fp32
-        chosen = the k experts with the largest s_e + b_e
-        w_e = s_e / Σ_chosen s                (k = 1: w_e = s_e, or the router would have no gradient)
+        s_e = σ(x·u_e), or softmax_e(x·u_e)   affinity, in at least fp32
+        open = the groups with the largest score, by option: all experts otherwise
+        chosen = the k experts with the largest s_e + b_e in them
+        w_e = s_e / Σ_chosen s                (k = 1: w_e = s_e, or the router would have no gradient; so by option)
 
+    A group's score is the sum of its two largest s_e + b_e with sigmoid scores, as in DeepSeek-V3, and its largest with
+    softmax, as in DeepSeek-V2.
     After a step b_e rises by balance_rate where an expert had fewer tokens than the mean and falls where it
     had more; it decides who is chosen and nothing else. Auxiliary loss `expert_balance`, per sequence, then
     averaged: E·Σ_e f_e·p_e, f_e the share of the k·T assignments, p_e the mean of s_e / Σ s; 1 when balanced.
@@ -134,10 +146,11 @@ class MoE(Channel):
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         """x [B, T, D] -> (y [B, T, D], {"expert_balance": scalar}; no losses without a context)."""
-        affinity = torch.sigmoid(fp32_linear(x, self.router.weight))
-        chosen = (affinity + self.balance.bias).topk(self.config.top_k, -1).indices
+        logits = fp32_linear(x, self.router.weight)
+        affinity = logits.softmax(-1) if self.config.scores == "softmax" else torch.sigmoid(logits)
+        chosen = self._open(affinity + self.balance.bias).topk(self.config.top_k, -1).indices
         weights = affinity.gather(-1, chosen)
-        if self.config.top_k > 1:
+        if self.config.renormalise and self.config.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
         if ctx is not None:
             ctx.record("routing", lambda: _routing_values(affinity, chosen))
@@ -146,6 +159,18 @@ class MoE(Channel):
         if self.shared is not None:
             y = y + self.shared(x)[0]
         return y, {} if ctx is None else {"expert_balance": self._balance_loss(affinity, chosen, ctx)}
+
+    def _open(self, scores: Tensor) -> Tensor:
+        """The scores [..., E] by which experts are chosen, −∞ in groups that are closed to the token."""
+        c = self.config
+        if c.top_groups in (None, c.groups):
+            return scores
+        grouped = scores.unflatten(-1, (c.groups, -1))
+        best = grouped.topk(min(2 if c.scores == "sigmoid" else 1, grouped.shape[-1]), -1).values.sum(-1)
+        closed = torch.ones_like(best, dtype=torch.bool).scatter(
+            -1, best.topk(c.top_groups, -1).indices, False
+        )
+        return grouped.masked_fill(closed.unsqueeze(-1), -torch.inf).flatten(-2)
 
     def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor, counting: bool) -> Tensor:
         """Σ_e w_e·FFN_e(x) [B, T, D], computed on copies of the tokens sorted by expert."""
@@ -186,6 +211,23 @@ def _routing_values(affinity: Tensor, chosen: Tensor) -> dict[str, Tensor]:
 def _check(config: MoEConfig) -> None:
     if not 1 <= config.top_k <= config.n_experts:
         raise UserError(f"moe.top_k={config.top_k} must lie between 1 and moe.n_experts={config.n_experts}")
+    one_of(config.scores, SCORES, "moe.scores")
+    at_least(config.groups, 1, "moe.groups")
+    if config.n_experts % config.groups:
+        raise UserError(f"moe.groups={config.groups} does not divide moe.n_experts={config.n_experts}")
+    if config.groups > 1 and config.top_groups is None:
+        raise UserError(f"moe.groups={config.groups} needs moe.top_groups, how many of them a token may use")
+    size, top = (
+        config.n_experts // config.groups,
+        config.groups if config.top_groups is None else config.top_groups,
+    )
+    if not 1 <= top <= config.groups:
+        raise UserError(f"moe.top_groups={top} must lie between 1 and moe.groups={config.groups}")
+    if config.top_k > top * size:
+        raise UserError(
+            f"moe.top_k={config.top_k} is more than the {top * size} experts of moe.top_groups={top} groups; "
+            "choose fewer, or more groups"
+        )
     at_least(config.n_shared, 0, "moe.n_shared")
     at_least(config.hidden, 1, "moe.hidden")
     at_least(config.balance_rate, 0, "moe.balance_rate")

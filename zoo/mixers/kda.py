@@ -24,7 +24,8 @@ class KDAConfig:
     n_heads: heads H (None: half the model's, so that a head is twice as wide, or all where they are odd); head_width:
     K, width of a head (None: D/H); kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token
     can flip the state along its key: with β in (0, 1) no state can track parity or permutations; decay: how many rates
-    of forgetting a head has, "channel", one a channel, or "head", one: Gated DeltaNet's.
+    of forgetting a head has, "channel", one a channel, or "head", one: Gated DeltaNet's; gate_bias: a bias of the
+    output's gate, which the published Kimi Linear lacks.
     """
 
     n_heads: int | None = None
@@ -32,6 +33,7 @@ class KDAConfig:
     neg_eigval: bool = False
     head_width: int | None = added(None, before=None)
     decay: str = added("channel", before="channel")
+    gate_bias: bool = added(True, before=True)
 
 
 @dataclass
@@ -67,7 +69,7 @@ class KDA(Mixer):
         g = −exp(A_log)·softplus(x·W_↓·W_↑ + dt_bias)                                    [B, T, H, K]
             −exp(A_log)·softplus(x·W_g + dt_bias) with decay=head                        [B, T, H]
         S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ;  o_t = K^(−½)·S_tᵀ·q_t
-        y = (RMSNorm(o) ⊙ σ(x·V_↓·V_↑ + b))·W_o             the norm per head, one gain for all
+        y = (RMSNorm(o) ⊙ σ(x·V_↓·V_↑ + b))·W_o             the norm per head, one gain for all; b by option
 
     A_log [H], dt_bias [H, K] or [H]; the low ranks are K. No positions. Decode state: S and the last k−1 inputs of the
     convolution, constant in T.
@@ -99,7 +101,7 @@ class KDA(Mixer):
             self.decay_proj = nn.Linear(d_model, self.heads, bias=False)
             self.decay = LogDecay((self.heads,), (self.heads,))
         self.gate_down = nn.Linear(d_model, self.width, bias=False)
-        self.gate_up = nn.Linear(self.width, inner)
+        self.gate_up = nn.Linear(self.width, inner, bias=config.gate_bias)
         self.o_norm = RMSNorm(self.width, dims.norm_eps)
         self.o_proj = OutputProjection(inner, d_model, bias=False)
 
