@@ -154,30 +154,3 @@ def test_sixteen_bit_inputs_are_computed_in_fp32():
         leaf = raw.float().requires_grad_()
         cayley(leaf).square().sum().backward()
     assert cayley(raw.float()).dtype == leaf.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.slow
-def test_compiles_in_one_graph_and_runs_on_the_meta_device(n):
-    compiled = torch.compile(cayley, fullgraph=True, backend="aot_eager")
-    assert_agree(compiled, cayley, [normal(5, n, n)])
-    meta = torch.empty(2, 3, n, n, device="meta", requires_grad=True)
-    out = cayley(meta)
-    out.sum().backward()
-    assert out.shape == meta.grad.shape == (2, 3, n, n)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "said"),
-    [
-        ((4,), torch.float32, r"\[\.\.\., n, n\], got torch.float32 \(4,\)"),
-        ((2, 3, 4), torch.float32, r"\(2, 3, 4\)"),
-        ((2, 0, 0), torch.float32, r"\(2, 0, 0\)"),
-        ((4, 4), torch.int64, "int64"),
-    ],
-)
-def test_errors_name_what_is_wrong(shape, dtype, said):
-    with pytest.raises(ValueError, match=said):
-        cayley(torch.zeros(shape, dtype=dtype))
-    with pytest.raises(ValueError, match="unknown backend 'solve'"):
-        cayley(torch.zeros(4, 4), backend="solve")

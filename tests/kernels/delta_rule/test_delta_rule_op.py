@@ -172,15 +172,6 @@ def test_gradients_are_the_derivatives(per_channel, cu_seqlens):
     assert torch.autograd.gradcheck(everything("torch", cu_seqlens=cu_seqlens), given)
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
-@pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens):
-    given = inputs(1, 40, sequences=None if cu_seqlens is None else 3)
-    call = everything("torch", cu_seqlens=cu_seqlens)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert_close(value_and_gradients(compiled, given), value_and_gradients(call, given), 1e-12)
-
-
 def test_the_future_is_not_seen():
     given = inputs(1, 70)
     o, _ = delta_rule(*given[:5])
@@ -266,25 +257,3 @@ def test_flops_of_three_sequences_are_three_times_those_of_one(time):
     wanted = [3 * n for n in flops(1)]
     assert flops(3) == flops(3, packed(time, time, time).to("meta")) == wanted
     assert wanted[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda a: a | {"g": a["g"][:, :4]}, r"one batch and one time, not 0.*g \(2, 4, 2, 8\)"),
-        (lambda a: a | {"g": a["g"][..., :5]}, r"heads of g and beta differ.*g \(2, 5, 2, 5\)"),
-        (lambda a: a | {"k": a["k"][..., :5]}, r"key widths.*k \(2, 5, 2, 5\)"),
-        (
-            lambda a: a | {"v": a["v"].repeat(1, 1, 2, 1)},
-            r"heads of q, k and v that divide.*v \(2, 5, 4, 6\)",
-        ),
-        (lambda a: a | {"beta": a["beta"][0]}, r"beta \[B, T, H\], got"),
-        (lambda a: a | {"initial_state": a["v"]}, r"initial_state \[N, H, K, V\] = \(2, 2, 8, 6\)"),
-        (lambda a: a | {"cu_seqlens": packed(2, 3)}, "needs B = 1"),
-        (lambda a: a | {"backend": "chunk"}, "unknown backend 'chunk'"),
-    ],
-)
-def test_errors_name_what_is_wrong(change, message):
-    arguments = dict(zip(("q", "k", "v", "g", "beta"), inputs(2, 5)[:5], strict=True))
-    with pytest.raises(ValueError, match=message):
-        delta_rule(**change(arguments))

@@ -62,22 +62,6 @@ def test_autocast_chooses_the_dtype():
     assert y.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("counts", "change", "said"),
-    [
-        ([3, 6], {}, r"counts \(2,\)"),
-        ([3, 0, 5, 1], {"x": (9, 7)}, r"x \(9, 7\), weight \(4, 5, 6\)"),
-        ([3, 0, 5, 1], {"x": (3, 3, 6)}, r"x \(3, 3, 6\)"),
-        ([3.0, 0, 5, 1], {}, "integer counts"),
-    ],
-)
-def test_errors_name_what_is_wrong(counts, change, said):
-    args = dict(zip(("x", "weight"), inputs([3, 0, 5, 1]), strict=True))
-    args.update({name: torch.zeros(shape, dtype=torch.float64) for name, shape in change.items()})
-    with pytest.raises(ValueError, match=said):
-        grouped_linear(**args, counts=torch.tensor(counts))
-
-
 def test_counts_that_do_not_fill_the_rows_are_refused():
     x, weight = inputs([3, 0, 5, 1])
     with pytest.raises(ValueError, match="add up to 8, but there are 9 rows"):

@@ -68,25 +68,6 @@ def test_half_precision_and_autocast_are_computed_in_fp32():
         assert torch.equal(joined(*args), wanted)
 
 
-@pytest.mark.slow
-def test_compiles_in_one_graph():
-    assert_agree(torch.compile(joined, fullgraph=True, backend="aot_eager"), joined, inputs())
-
-
-def test_errors_name_what_is_wrong():
-    x, phi, scale, bias = inputs(2, 3)
-    with pytest.raises(ValueError, match=r"needs phi \(7, 12\), got \(7, 11\)"):
-        hyper_coefficients(x, phi[:, 1:], scale, bias)
-    with pytest.raises(ValueError, match=r"needs phi \(4, 12\), got \(3, 12\)"):
-        hyper_coefficients(x, phi[:3], scale, bias[:3])
-    with pytest.raises(ValueError, match=r"needs scale \(3,\), got \(2,\)"):
-        hyper_coefficients(x, phi, scale[:2], bias)
-    with pytest.raises(ValueError, match=r"needs bias \(7,\), got \(6,\)"):
-        hyper_coefficients(x, phi, scale, bias[:6])
-    with pytest.raises(ValueError, match=r"needs streams \[B, T, n, D\], got \(5, 2, 6\)"):
-        hyper_coefficients(x[0], phi, scale, bias)
-
-
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"]

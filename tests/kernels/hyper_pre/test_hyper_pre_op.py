@@ -9,7 +9,6 @@ from support.hyper_cases import normed_inputs, pre_inputs
 from support.kernel_cases import assert_agree
 
 from kernels import hyper_pre
-from kernels.autograd import flop_counter
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 sizes = pytest.mark.parametrize("size", [(2, 1, 2, 3), (2, 5, 4, 8), (2, 7, 3, 65)], ids=str)
@@ -68,31 +67,3 @@ def test_autocast_does_not_round_the_streams():
 
 def test_sixteen_bit_streams_give_sixteen_bit_sums():
     assert hyper_pre(**pre_inputs(dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
-def test_flops_are_counted():
-    """2·n·D a token, and twice that backward."""
-    args = {name: x.to("meta").requires_grad_() for name, x in pre_inputs().items()}
-    tokens = 2 * 5
-    with flop_counter() as counter:
-        y = hyper_pre(**args)
-    assert counter.get_total_flops() == tokens * 2 * 4 * 8
-    with flop_counter() as counter:
-        y.sum().backward()
-    assert counter.get_total_flops() == 2 * tokens * 2 * 4 * 8
-
-
-@pytest.mark.slow
-def test_compiles_in_one_graph():
-    compiled = torch.compile(hyper_pre, fullgraph=True, backend="aot_eager")
-    assert_agree(compiled, hyper_pre, list(pre_inputs().values()))
-
-
-def test_errors_name_what_is_wrong():
-    streams, _ = pre_inputs().values()
-    with pytest.raises(ValueError, match=r"needs h_pre \(2, 5, 4\), got \(2, 5, 1\)"):
-        hyper_pre(streams, torch.zeros(2, 5, 1))
-    with pytest.raises(ValueError, match=r"needs gain \(8,\), got \(7,\)"):
-        hyper_pre(streams, torch.zeros(2, 5, 4), gain=torch.zeros(7))
-    with pytest.raises(ValueError, match="unknown backend 'fused'"):
-        hyper_pre(streams, torch.zeros(2, 5, 4), backend="fused")

@@ -333,14 +333,6 @@ def test_it_counts_the_flops_of_the_three_operations(rule, dtype):
 
 
 @pytest.mark.slow
-def test_compiles_in_one_graph():
-    inputs = [x.float().requires_grad_() for x in layer(1, 12)]
-    call = joined(rule=EIGHTH)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert_agree(compiled, call, inputs)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (3, 1)], ids=str)
 @pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype, heads):
@@ -354,25 +346,3 @@ def test_the_operators_keep_what_they_promise_to_pytorch(form, dtype, heads):
     given = (torch.ones_like(real[0]), real[0], *real[2:4], *inputs[:3])
     backward = torch_ops.indexed_attention_backward_op(*given, 0.35, 18, form)
     assert all(x.is_contiguous() for x in (*real, *backward))
-
-
-BAD = {
-    "heads": ({"q": layer(2, 9, heads=3)[0]}, "divisible by the KV heads"),
-    "lengths": ({"q_idx": layer(2, 8)[3], "w_idx": layer(2, 8)[5]}, "needs one \\[B, Tq\\]"),
-    "index width": ({"k_idx": layer(2, 9, index_width=4)[4]}, "index width differ"),
-    "tau": ({"tau": torch.ones(2)}, "tau \\[\\]"),
-    "no sequence": ({name: x[:0] for name, x in zip(NAMES[:6], layer(2, 9), strict=False)}, "needs a token"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_errors_name_what_is_wrong(change, message):
-    inputs = {**dict(zip(NAMES, layer(2, 9), strict=True)), **change}
-    with pytest.raises(ValueError, match=message):
-        indexed_attention(**inputs, rule=FIVE)
-
-
-def test_unknown_scores_and_backends_are_named():
-    for option, value in (("scores", "tanh"), ("backend", "cuda")):
-        with pytest.raises(ValueError, match=value):
-            indexed_attention(*layer(1, 5), rule=FIVE, **{option: value})

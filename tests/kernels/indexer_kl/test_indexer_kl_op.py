@@ -206,39 +206,8 @@ def test_sequences_count_the_same_whatever_their_length(k):
     torch.testing.assert_close(loss(slice(0, 24), cut), torch.stack(alone).mean())
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["plain", "packed"])
-@pytest.mark.parametrize("k", [None, 5], ids=["visible", "selected"])
-@pytest.mark.slow
-def test_compiles_in_one_graph(k, cu_seqlens):
-    compiled = torch.compile(indexer_kl, fullgraph=True, backend="aot_eager")
-    for seed in (0, 1):
-        attended, indexer = layer(1, 40, seed=seed)
-        indices = None if k is None else selected(indexer, k, cu_seqlens)
-        call = partial(losses, *attended, indices=indices, cu_seqlens=cu_seqlens)
-        assert_agree(partial(call, call=compiled), call, indexer)
-
-
 def test_without_gradients_it_is_the_same_number():
     attended, indexer = layer(2, 20)
     with torch.no_grad():
         value = indexer_kl(*attended, *(x.requires_grad_() for x in indexer))
     torch.testing.assert_close(indexer_kl(*attended, *indexer), value)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("q", lambda x: x[:, :4], r"got q \(2, 4, 4, 8\), k \(2, 5, 2, 8\)"),
-        ("q_idx", lambda x: x[..., :3], r"index width differ.*q_idx \(2, 5, 3, 3\)"),
-        ("tau", lambda x: x[None], r"tau \[\].*tau \(1,\)"),
-        ("scores", lambda _: "gelu", "indexer_kl: scores are one of sigmoid, relu, not 'gelu'"),
-        ("indices", lambda x: x[:, :4], r"indexer_kl needs indices.*\(2, 4, 3\)"),
-    ],
-)
-def test_errors_name_what_is_wrong(name, change, message):
-    attended, indexer = layer(2, 5)
-    values = dict(zip(("q", "k", *NAMES), (*attended, *indexer), strict=True))
-    values |= {"indices": selected(indexer, 3), "scores": "sigmoid"}
-    values[name] = change(values[name])
-    with pytest.raises(ValueError, match=message):
-        indexer_kl(**values)

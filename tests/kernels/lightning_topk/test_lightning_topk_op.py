@@ -316,47 +316,6 @@ def test_half_precision_is_scored_in_fp32():
         assert torch.equal(lightning_topk(*(x.float() for x in inputs), k=6), wanted)
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["plain", "packed"])
-@pytest.mark.parametrize(
-    ("k", "scores"),
-    [
-        (5, "sigmoid"),
-        (counts(1, 40, 5), "sigmoid"),
-        (AdaptiveK("inverse", 3, 1, 5), "sigmoid"),
-        (5, "relu"),
-    ],
-    ids=["int", "tensor", "rule", "relu"],
-)
-def test_compiles_in_one_graph(k, scores, cu_seqlens):
-    call = partial(lightning_topk, k=k, k_max=5, scores=scores, cu_seqlens=cu_seqlens)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for seed in (0, 1):
-        inputs = indexer(1, 40, seed=seed)
-        assert torch.equal(compiled(*inputs), call(*inputs))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda q, k, w, b: ((q[0], k, w, b), {"k": 2}), r"q_idx \[B, Tq, HI, DI\].*got q_idx \(5, 4, 8\)"),
-        (lambda q, k, w, b: ((q, k[..., :3], w, b), {"k": 2}), r"index width differ.*k_idx \(2, 5, 3\)"),
-        (lambda q, k, w, b: ((q, k, w[..., :2], b), {"k": 2}), r"w_idx \(2, 5, 2\)"),
-        (lambda q, k, w, b: ((q, k, w, b[:3]), {"k": 2}), r"bias \(3,\)"),
-        (lambda q, k, w, b: ((q, k[:, :4], w, b), {"k": 2}), r"Tq ≤ Tk"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": 0}), r"k ≥ 1 and k_max ≥ 1, got k=0"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 5, 3)}), "needs k_max where k is a tensor"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 4, 3), "k_max": 3}), r"torch.int64 \(2, 4\)"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "backend": "triton2"}), "unknown backend 'triton2'"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "cu_seqlens": packed(2, 3)}), "B = 1"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "scores": "Relu"}), "one of sigmoid, relu, not 'Relu'"),
-    ],
-)
-def test_errors_name_what_is_wrong(change, message):
-    inputs, options = change(*indexer(2, 5))
-    with pytest.raises(ValueError, match=message):
-        lightning_topk(*inputs, **options)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [(("invers", 4, 1, 8), "none, seed, inverse, not 'invers'"), (("seed", 4, 5, 8), r"got 5, 4, 8")],

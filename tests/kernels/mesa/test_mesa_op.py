@@ -352,10 +352,6 @@ def test_residuals_start_at_one_and_are_zero_for_a_query_of_zeros():
     assert ((later < 0.5 * found[:-1, others]) | (later < solved)).all()
 
 
-def test_no_state_unless_asked_for():
-    assert mesa(*inputs(1, 5))[1] is None
-
-
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 40)], ids=["batch", "packed"])
 def test_the_state_keeps_no_chunks_in_memory(cu_seqlens):
     _, *state = call(*inputs(1, 70), cu_seqlens=cu_seqlens)
@@ -406,41 +402,3 @@ def test_cost_on_meta_is_linear_in_time(sequences):
     assert flops_later > 2 * 30 * 2 * (
         2 * 32**2
     )  # two solves of 30 steps, 2 heads, one product with H a step
-
-
-@pytest.mark.parametrize(
-    "cu_seqlens",
-    [None, pytest.param(packed(7, 1, 30, 2), marks=pytest.mark.long)],
-    ids=["batch", "packed"],
-)
-@pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens):
-    function = partial(call, cu_seqlens=cu_seqlens)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    tensors = inputs(1, 40, sequences=1 if cu_seqlens is None else 4)
-    assert_same(results(compiled, tensors), results(function, tensors), 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": torch.zeros(1, 5, 2, 4)}, r"q \(1, 5, 2, 8\), k \(1, 5, 2, 4\), v \(1, 5, 2, 8\)"),
-        ({"v": torch.zeros(1, 4, 2, 8)}, r"v \(1, 4, 2, 8\)"),
-        ({"g": torch.zeros(1, 5, 2, 8)}, r"g, beta \[B, T, H\] = \(1, 5, 2\), got g \(1, 5, 2, 8\)"),
-        ({"beta": torch.zeros(1, 5)}, r"beta \(1, 5\)"),
-        ({"lamb": torch.zeros(8)}, r"lamb \[H, K\] = \(2, 8\), got \(8,\)"),
-        ({"cg_steps": 0}, "cg_steps ≥ 1, got 0"),
-        (
-            {"initial_state": (torch.zeros(2, 2, 8, 8),) * 2},
-            r"= \(1, 2, 8, 8\), .* got h_kk \(2, 2, 8, 8\)",
-        ),
-        ({"cu_seqlens": packed(2, 2)}, r"rise from 0 to T = 5, got \[0, 2, 4\]"),
-        ({"cu_seqlens": packed(2, 3).long()}, "int32"),
-        ({"backend": "tritn"}, "unknown backend 'tritn'"),
-    ],
-)
-def test_errors_name_what_is_wrong(change, message):
-    names = ("q", "k", "v", "g", "beta", "lamb")
-    arguments = {**dict(zip(names, inputs(1, 5), strict=True)), **change}
-    with pytest.raises(ValueError, match=message):
-        mesa(*[arguments.pop(name) for name in names], **arguments)

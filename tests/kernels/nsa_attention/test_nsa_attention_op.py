@@ -284,15 +284,6 @@ def test_the_group_selects_together():
     assert read.nonzero()[:, 0].tolist() == [0, 5, 8, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["torch", "numba"])
-@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
-@pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens, dtype):
-    torch.compiler.reset()
-    compiled = torch.compile(partial(call, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager")
-    assert_agree(compiled, partial(call, cu_seqlens=cu_seqlens), [x.to(dtype) for x in inputs(1, 40)])
-
-
 def test_packed_blocks_are_those_of_every_sequence():
     x, cu = normal(1, 40, 2, 3), packed(3, 0, 13, 4, 20)
     blocks = nsa_blocks(x, block_size=4, stride=2, cu_seqlens=cu)
@@ -389,27 +380,6 @@ print(peak() - before)
 def test_peak_memory_of_a_training_step_at_32768_is_far_below_one_matrix_of_pairs(form):
     """One fp32 T × T matrix would be 4 GiB, T × T/16 scores of the four heads 1 GiB; all inputs are 34 MiB."""
     assert printed_by(STEP.replace("{time}", "32768").replace("{form}", form)) < 700 * 1024
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
-        ({}, {"stride": 3}, "stride that divides block_size and select_size, got.*stride=3"),
-        ({}, {"n_select": 2}, "n_select ≥ 3"),
-        ({}, {"window": 0}, "window ≥ 1"),
-        ({8: lambda g: g[..., :2]}, {}, r"gates \[B, Tq, H, 3\].*\(2, 9, 4, 2\)"),
-        ({1: lambda q: q[:, :5]}, {}, r"q_rotated.*\(2, 5, 4, 8\)"),
-        ({2: lambda k: k[:, :2], 3: lambda v: v[:, :2]}, {}, "3 compressed blocks for 9 tokens, got 2"),
-        ({5: lambda v: v[..., :3]}, {}, r"one \[Hkv, V\] in all branches"),
-        ({6: lambda k: k[:, 1:]}, {}, "window.*key length"),
-        ({}, {"cu_seqlens": packed(4, 5)}, "B = 1"),
-        ({}, {"backend": "flash"}, "unknown backend 'flash'"),
-    ],
-)
-def test_errors_name_what_is_wrong(change, options, message):
-    tensors = [change.get(i, lambda x: x)(x) for i, x in enumerate(inputs(2, 9))]
-    with pytest.raises(ValueError, match=message):
-        call(*tensors, **options)
 
 
 @pytest.mark.parametrize("backend", DTYPES)

@@ -183,16 +183,6 @@ def test_the_future_is_not_seen():
         assert reached[140] or name == "k", name
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(130, 1, 9)], ids=["plain", "packed"])
-@pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens):
-    tensors = inputs(1, 140, heads=2, kv_heads=1, width=4)
-    compiled = torch.compile(
-        partial(path_attention, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager"
-    )
-    assert_agree(compiled, partial(reference, cu_seqlens=cu_seqlens), tensors)
-
-
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_autocast_decides_the_dtype_and_arithmetic_stays_in_fp32(backend):
     tensors = [x.float() for x in inputs(1, 150)]
@@ -202,30 +192,3 @@ def test_autocast_decides_the_dtype_and_arithmetic_stays_in_fp32(backend):
     assert out.dtype == torch.bfloat16
     wanted = reference(*rounded, *tensors[3:])
     torch.testing.assert_close(out.float(), wanted, atol=1e-2, rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda q, k, v, w, b, g: (q[:, :3], k, v, w, b, g),
-            r"Tq = Tk, got q \(2, 3, 4, 8\), k \(2, 5, 2, 8\)",
-        ),
-        (lambda q, k, v, w, b, g: (q, k[..., :6], v, w, b, g), r"q \(2, 5, 4, 8\), k \(2, 5, 2, 6\)"),
-        (
-            lambda q, k, v, w, b, g: (q, k, v, q, b, g),
-            r"w \[B, T, Hkv, K\] = \(2, 5, 2, 8\), got \(2, 5, 4, 8\)",
-        ),
-        (lambda q, k, v, w, b, g: (q, k, v, w, g, g), r"beta \[B, T, Hkv\] = \(2, 5, 2\), got \(2, 5, 4\)"),
-        (lambda q, k, v, w, b, g: (q, k, v, w, b, b), r"g \[B, T, H\] = \(2, 5, 4\), got \(2, 5, 2\)"),
-        (lambda q, k, v, w, b, g: (q, k, v, w, None, g), "both w and beta, or None for both"),
-    ],
-)
-def test_errors_name_the_shapes(change, message):
-    with pytest.raises(ValueError, match=message):
-        path_attention(*change(*inputs(2, 5, kv_heads=2)))
-
-
-def test_an_unknown_backend_is_named():
-    with pytest.raises(ValueError, match="unknown backend 'touch'; did you mean 'torch'"):
-        path_attention(*inputs(2, 5), backend="touch")

@@ -120,36 +120,6 @@ def test_gradients_are_the_derivatives(cu_seqlens):
     assert torch.autograd.gradcheck(call, inputs)
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
-@pytest.mark.slow
-def test_compiles_in_one_graph(cu_seqlens):
-    batch = 1 if cu_seqlens is not None else 2
-    call = partial(timeline_attention, n_timelines=6, rope_base=1e4, cu_seqlens=cu_seqlens)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for seed in (0, 1):
-        assignment = assigned(batch, 40, seed=seed)
-        pair = [partial(f, assignment=assignment) for f in (compiled, call)]
-        assert_agree(*pair, qkv(batch, 40))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda a: (a[:, :4], {}), r"\(2, 5, 4\), got \(2, 4, 4\)"),
-        (lambda a: (a[..., :2], {}), r"\(2, 5, 4\), got \(2, 5, 2\)"),
-        (lambda a: (a.float(), {}), "integer assignment.*float32"),
-        (lambda a: (a, {"n_timelines": 0}), "n_timelines ≥ 1"),
-        (lambda a: (a, {"backend": "sorted"}), "unknown backend 'sorted'"),
-        (lambda a: (a + 6, {"backend": "reference"}), r"assignment must lie in \[0, 6\), got 6 … 11"),
-    ],
-)
-def test_errors_name_what_is_wrong(change, message):
-    everywhere = (torch.arange(40) % 6).view(2, 5, 4)
-    assignment, options = change(everywhere)
-    with pytest.raises(ValueError, match=message):
-        timeline_attention(*qkv(2, 5), assignment, **{"n_timelines": 6, **options})
-
-
 @pytest.mark.parametrize("timeline", [-1, 0, 5, 6])
 def test_one_token_off_the_timelines_is_enough_to_be_refused(timeline):
     """There are 0 to 5; the others of its sequence and head are on them."""
