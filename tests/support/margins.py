@@ -1,9 +1,8 @@
-"""How near the suite's numbers come to its limits: `pytest tests --margins` or `--margins=FILE`.
+"""How near the suite's numbers come to its limits: `pytest tests --margins`.
 
 Every comparison made by `torch.testing.assert_close`, `torch.allclose`, `numpy.testing.assert_allclose`,
 `math.isclose`, `pytest.approx`, and by `below` and `above` below, is recorded as error / limit, the largest of each
-(test function, line). The table is printed worst first; FILE (CSV) holds all of it. Some such files become one
-Markdown table: `python tests/support/margins.py default=a.csv avx2=b.csv`.
+(test function, line), and printed worst first.
 
 How to choose a limit
   1. Say what is promised. Equal bits follow from the same code on the same shapes in the same order, and from
@@ -23,12 +22,11 @@ How to choose a limit
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +38,8 @@ from torch.utils._pytree import tree_leaves
 ROOM = 0.25  # the wanted error / limit
 SHOWN = 30  # rows printed
 TESTS = Path(__file__).parents[1]
-FIELDS = ("ratio", "limit_at", "test", "case", "kind", "times")
 
-_rows: dict[tuple[str, str, str], dict] = {}
+_rows: dict[tuple[str, str], dict] = {}
 _recording = False
 
 # What torch.testing.assert_close allows where nothing is said (its documentation): rtol, atol.
@@ -72,25 +69,19 @@ def _number(x: float | Tensor) -> float:
     return x.item() if isinstance(x, Tensor) else float(x)
 
 
-def record(ratio: float, name: str = "", kind: str = "limit") -> None:
+def record(ratio: float, name: str = "") -> None:
     """Keeps the worst ratio of the line of the test module that is being executed."""
     if not _recording:
         return
     test, _, case = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0].partition("[")
     case = " ".join(x for x in ("[" + case if case else "", name) if x)
-    row = {"ratio": ratio, "limit_at": _place(), "test": test, "case": case, "kind": kind, "times": 1}
-    _keep(row)
+    _keep({"ratio": ratio, "limit_at": _place(), "test": test, "case": case})
 
 
 def _keep(row: dict) -> None:
-    key = row["limit_at"], row["test"], row["kind"]
-    if (known := _rows.get(key)) is None:
-        _rows[key] = row
-        return
-    times = known["times"] + row["times"]
+    known = _rows.setdefault((row["limit_at"], row["test"]), row)
     if not row["ratio"] <= known["ratio"]:
         known.update(row)
-    known["times"] = times
 
 
 def _place() -> str:
@@ -167,17 +158,6 @@ def _watch_approx() -> None:
     scalar.__eq__, scalar.__hash__ = compare, scalar.__hash__
 
 
-def _watch_bits() -> None:
-    equal = torch.equal
-
-    def compare(a, b):
-        if a.is_floating_point():
-            record(0.0, kind="equal bits")
-        return equal(a, b)
-
-    torch.equal = compare
-
-
 def _watch() -> None:
     global _recording
     _recording = True
@@ -187,27 +167,14 @@ def _watch() -> None:
     np.testing.assert_allclose = _watched(np.testing.assert_allclose, 1e-7, 0.0)
     math.isclose = _watched(math.isclose, 1e-9, 0.0)
     _watch_approx()
-    _watch_bits()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--margins",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="print the worst error over each numerical limit; FILE: all of them, as CSV",
-    )
+    parser.addoption("--margins", action="store_true", help="print the worst error over each numerical limit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    file = config.getoption("margins")
-    if file is not None:
-        # A path of tests that follows --margins would be taken for the file, and overwritten.
-        if file and Path(file.partition("::")[0]).suffix != ".csv":
-            raise pytest.UsageError(
-                f"--margins={file}: the table goes into a *.csv; tests come before --margins"
-            )
+    if config.getoption("margins"):
         _watch()
 
 
@@ -226,42 +193,9 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     if not _recording:
         return
     rows = sorted(_rows.values(), key=lambda row: -row["ratio"])
-    limits = [row for row in rows if row["kind"] == "limit"]
-    narrow = sum(row["ratio"] > ROOM for row in limits)
+    narrow = sum(row["ratio"] > ROOM for row in rows)
     terminalreporter.section("error / limit, worst first")
-    terminalreporter.line(f"{len(limits)} limits, {narrow} with less than {1 / ROOM:.0f} times of room")
-    for row in limits[:SHOWN]:
+    terminalreporter.line(f"{len(rows)} limits, {narrow} with less than {1 / ROOM:.0f} times of room")
+    for row in rows[:SHOWN]:
         name = row["test"].rpartition("::")[2]
         terminalreporter.line(f"{row['ratio']:9.2g}  {row['limit_at']}  {name}{row['case']}")
-    if path := config.getoption("margins"):
-        with Path(path).open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def markdown(files: Iterable[str], shown: int = SHOWN) -> str:
-    """One table of several files given as NAME=FILE: a row a limit, a column a file, worst first."""
-    columns, table = [], {}
-    for text in files:
-        column, _, path = text.partition("=")
-        columns.append(column)
-        with Path(path).open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row["kind"] == "limit":
-                    name = row["test"].rpartition("::")[2]
-                    table.setdefault((row["limit_at"], name), {})[column] = float(row["ratio"])
-    ranked = sorted(table.items(), key=lambda item: -max(item[1].values()))
-    lines = [
-        f"| limit at | test | {' | '.join(columns)} |",
-        "|---|---|" + "---:|" * len(columns),
-    ]
-    for (place, name), ratios in ranked[:shown]:
-        cells = (f"{ratios[c]:.2g}" if c in ratios else "–" for c in columns)
-        lines.append(f"| `{place}` | `{name}` | {' | '.join(cells)} |")
-    largest = (f"{max(ratios.get(c, 0.0) for ratios in table.values()):.2g}" for c in columns)
-    return "\n".join([*lines, f"| worst of {len(table)} limits | | {' | '.join(largest)} |"])
-
-
-if __name__ == "__main__":
-    print(markdown(sys.argv[1:]))

@@ -118,20 +118,6 @@ def test_attention_is_its_definition(options):
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
 
 
-def test_gates_start_nearly_constant():
-    """Bias 0.5; weights Xavier-uniform of gain 0.1, drawn from the model's seed."""
-    config = ModelConfig(pattern="F", depth=1, d_model=64)
-    config.mixers.attention.output_gate = config.mixers.attention.value_gate = True
-    config.mixers.attention.n_kv_heads = 1
-    m = LanguageModel(config, vocab_size=11, seq_len=8).layers[0].mixer
-    for gate, out in ((m.output_gate, 64), (m.value_gate, 16)):
-        assert gate.weight.shape == (out, 64)
-        assert (gate.bias == 0.5).all()
-        bound = 0.1 * math.sqrt(6 / (64 + out))
-        assert 0.9 * bound < gate.weight.abs().max() <= bound
-        assert abs(gate.weight.std().item() * math.sqrt(3) / bound - 1) < 0.1
-
-
 @pytest.mark.parametrize(
     ("heads", "wanted"), [(1, 1), (2, 1), (4, 2), (7, 1), (8, 4), (12, 6), (16, 8), (24, 8), (32, 8), (36, 6)]
 )

@@ -39,12 +39,3 @@ def test_step_repeated_is_forward(activation):
     for t in range(TIME):
         out, state = conv.extend(x[:, t : t + 1], state)
         torch.testing.assert_close(out[:, 0], y[:, t], rtol=0, atol=1e-14)
-
-
-@torch.no_grad()
-def test_packed_sequences_do_not_meet():
-    conv = ShortConvolution(WIDTH, 3).double()
-    x = inputs(1)
-    y = conv(x, context(x, 4, 1, 6))
-    alone = [conv(part, context(part)) for part in x.split([4, 1, 6], dim=1)]
-    torch.testing.assert_close(y, torch.cat(alone, dim=1), rtol=0, atol=1e-14)

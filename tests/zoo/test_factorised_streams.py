@@ -4,13 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.contract_cases import SEQ_LEN, VOCAB, build, gradients, tokens
-from support.peak_memory import printed_by
 
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.interfaces import Dims
 from zoo.model import on_meta
 from zoo.recompute import Recompute
-from zoo.residuals.shc import FactorisedStreams, SHCConfig, harmonics, retained
+from zoo.residuals.shc import FactorisedStreams, SHCConfig, harmonics
 
 D, N = 6, 4
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=3)
@@ -82,15 +81,6 @@ def test_factorise_changes_the_model_between_layers_only():
         assert torch.allclose(outputs[2], outputs[0]) == same
 
 
-def test_energy_and_relative_error_are_two_numbers():
-    """x with 99 % of its energy along the mean is reconstructed with an error of 10 %."""
-    basis = harmonics(4).double()
-    x = basis[:, :1] * 0.99**0.5 + basis[:, 1:2] * 0.01**0.5
-    energy, error = retained(x, basis[:, :1])
-    assert energy.item() == pytest.approx(0.99, abs=1e-6)
-    assert error.item() == pytest.approx(0.1, abs=1e-5)
-
-
 def test_factorise_saves_stream_state_and_no_attention_cache():
     def bytes_of(**options) -> tuple[int, int]:
         model = on_meta(config_with(**options), vocab_size=VOCAB, seq_len=SEQ_LEN)
@@ -104,20 +94,6 @@ def test_factorise_saves_stream_state_and_no_attention_cache():
     config.residual.name = "add"
     plain = on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert (cost.stream_bytes(plain), cost.state_bytes(plain, 64)) == (32 * 4, cache)
-
-
-@pytest.mark.slow
-def test_flops_are_of_the_model_and_not_of_what_is_computed_again():
-    """A product with U [4, 1] at each of two places, and its gradient; U is no parameter at r = 1."""
-    plain, one = (
-        cost.flops_per_token(
-            on_meta(config_with(factorise=r, depth=2, pattern="F"), vocab_size=VOCAB, seq_len=SEQ_LEN),
-            SEQ_LEN,
-            backward=True,
-        )
-        for r in (0, 1)
-    )
-    assert one - plain == 2 * 2 * (2 * 4 * 32)
 
 
 # Training
@@ -154,40 +130,3 @@ def test_gradients_are_those_of_streams_projected_between_layers(monkeypatch):
     monkeypatch.setattr(FactorisedStreams, "carried", lambda self: self.n)
     for name, wanted in trained(model).items():
         torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-9, msg=name)
-
-
-STEP = """
-import torch
-import torch.nn.functional as F
-from support.peak_memory import peak
-from zoo import LanguageModel, ModelConfig
-from zoo.recompute import Recompute
-torch.set_num_threads(1)
-config = ModelConfig(pattern="F", depth=12, d_model=128, n_heads=2)
-config.residual.name, config.residual.shc.factorise = "shc", {r}
-model = LanguageModel(config, vocab_size=32, seq_len=1024).train()
-model.recompute = Recompute("{mode}")
-tokens = torch.randint(32, (1, 1024))
-F.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
-print(peak())
-"""
-"""A step in a process of its own: what an earlier one left free would hide what the next one takes."""
-
-
-@pytest.mark.parametrize(("mode", "kept"), [("none", 24), ("full", 12)])
-@pytest.mark.long
-def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mode, kept, monkeypatch):
-    """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer.
-
-    Three vectors in place of four promise a third of it, and miss this.
-    """
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is free at once
-    promised = kept * 1024 * 4 * 128 * 4 * (1 - 1 / 4)
-    whole, one = (printed_by(STEP.replace("{mode}", mode).replace("{r}", str(r))) for r in (0, 1))
-    assert (whole - one) * 1024 > promised / 2
-
-
-def test_harmonics_are_no_part_of_saved_weights():
-    module = FactorisedStreams(SHCConfig(n_streams=4, factorise=2), DIMS)
-    assert "harmonics" in dict(module.named_buffers())
-    assert "harmonics" not in module.state_dict()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from zoo import Context, Dims, ModelConfig, UserError, cost
+from zoo import Context, Dims, ModelConfig, cost
 from zoo.config import from_dict
 from zoo.mixers.gated_conv import GatedConv, GatedConvConfig
 from zoo.model import letters_of, on_meta
@@ -49,20 +49,6 @@ def test_forward_is_the_definition(kernel_size):
         torch.testing.assert_close(y[b], wanted.T, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_decode_state_is_two_inputs_whatever_the_length(dtype):
-    m = mixer().to(dtype)
-    state = m.init_state(1, capacity=1000, dtype=dtype)
-    for token in inputs().to(dtype)[:1].split(1, 1):
-        assert m.state_bytes(state) == D * 2 * dtype.itemsize
-        _, state = m.extend(token, state)
-
-
-def test_an_impossible_kernel_size_is_refused():
-    with pytest.raises(UserError, match="kernel_size=0 must be at least 1"):
-        mixer(kernel_size=0)
-
-
 def test_lfm2_has_attention_where_it_should():
     letters = letters_of(lfm2(depth=16))
     assert [i for i, letter in enumerate(letters) if letter == "F"] == [2, 5, 8, 10, 12, 14]
@@ -95,8 +81,3 @@ def test_lfm2_caches_keys_in_its_attention_layers_only(length):
     dense = ModelConfig(pattern="F", depth=16, d_model=32, n_heads=4)
     convolutions = 10 * 2 * 32 * 4
     assert bytes_of(lfm2(depth=16, d_model=32, n_heads=4)) == bytes_of(dense) * 6 // 16 + convolutions
-
-
-def test_its_parameters_are_those_of_the_equation():
-    """4·D² and the convolution: as many as full attention."""
-    assert sum(p.numel() for p in mixer().parameters()) == 4 * D * D + 3 * D

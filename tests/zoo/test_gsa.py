@@ -16,7 +16,6 @@ from zoo.errors import UserError
 from zoo.interfaces import Dims, grouped_parameters, set_step
 from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
-from zoo.options import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
 LINEAR = {"rope_scaling": "linear", "rope_factor": 3.0}
@@ -119,19 +118,6 @@ def test_the_future_changes_nothing_while_keys_are_selected():
     torch.testing.assert_close(run(made, after)[0][:, :23], before[:, :23], rtol=0, atol=1e-12)
 
 
-def test_packed_is_separate_in_output_loss_and_gradient():
-    made, x = mixer(), inputs(1, 40)
-    cu_seqlens = torch.tensor([0, 9, 10, 40], dtype=torch.int32)
-    y, aux = run(made, x, cu_seqlens)
-    parts = [run(made, part) for part in x.split((9, 1, 30), 1)]
-    torch.testing.assert_close(y, torch.cat([part for part, _ in parts], 1))
-    mean = torch.stack([part["indexer_kl"] for _, part in parts]).mean()
-    torch.testing.assert_close(aux["indexer_kl"], mean)
-    grads = [torch.autograd.grad(loss, made.indexer.parameters()) for loss in (aux["indexer_kl"], mean)]
-    for both in zip(*grads, strict=True):
-        torch.testing.assert_close(*both)
-
-
 @pytest.mark.parametrize(
     "options",
     [{"warmup": 0}, {"warmup": 9}, {"scores": "relu", "adaptive": "none"}],
@@ -230,37 +216,6 @@ def test_sizes_follow_the_configured_length():
     for time in (16, 64):
         index = made.indexer(inputs(1, time), torch.arange(time))
         assert kernels.lightning_topk(*index, k=made.k).shape[-1] == 4
-
-
-def test_it_costs_what_the_page_says():
-    """4.42·D² weights at D = 768: 1.11 mixers of 4D², with 12 heads, 4 KV heads, an indexer of 4 × 64."""
-    with torch.device("meta"):
-        made = GSA(GSAConfig(), Dims(768, 12, 512, 0, 1))
-    width = 768
-    indexer = width * (4 * 64 + 64 + 4) + 4 + 1
-    assert (made.kv_heads, made.indexer.heads, made.indexer.width) == (4, 4, 64)
-    assert sum(p.numel() for p in made.parameters()) == 4 * width**2 + width + width // 3 + indexer
-    assert round(sum(p.numel() for p in made.parameters()) / (4 * width**2), 2) == 1.11
-    state = made.init_state(1, capacity=100, device="meta")
-    assert made.state_bytes(state) == 4 * 100 * (2 * 4 * 64 + 64)
-
-
-def test_kv_heads_are_a_third_of_the_heads():
-    assert [default_kv_heads(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
-
-
-def test_initialisation():
-    model = LanguageModel(ModelConfig(pattern="G", depth=1, d_model=96), vocab_size=9, seq_len=64)
-    made = model.layers[0].mixer
-    for projection, out in ((made.indexer.q_proj, 4 * 8), (made.indexer.k_proj, 8)):
-        bound = math.sqrt(6 / (96 + out))
-        assert 0.9 * bound < projection.weight.abs().max() <= bound
-        assert abs(projection.weight.std().item() * math.sqrt(3) / bound - 1) < 0.1
-    assert abs(made.indexer.w_proj.weight.std().item() / 0.02 - 1) < 0.15
-    assert not made.indexer.bias.any()
-    assert made.indexer.log_tau.exp().item() == pytest.approx(10)
-    assert (made.output_gate.bias == 0.5).all()
-    assert (made.value_gate.bias == 0.5).all()
 
 
 def test_the_indexer_has_its_own_learning_rate_and_clipping_group():

@@ -10,10 +10,9 @@ from support.contract_cases import randomised
 from torch import Tensor
 
 import kernels
-from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
 from zoo.config import from_dict
 from zoo.mixers.kda import KDA, KDAConfig
-from zoo.model import on_meta
 from zoo.modules.layers import LogDecay
 
 D, HEADS, T = 16, 4, 11
@@ -109,21 +108,6 @@ def test_only_negative_eigenvalues_can_count_modulo_two():
         torch.testing.assert_close(torch.stack(state), wanted * signs, rtol=0, atol=1e-3)
 
 
-def test_it_starts_where_spec_says():
-    """A rate a head and a dt a channel, drawn for every layer; β = ½; an output gate of ½."""
-    model = LanguageModel(preset("kda_pure"), vocab_size=32, seq_len=T)
-    m = model.layers[0].mixer
-    assert (m.decay.A_log.shape, m.decay.dt_bias.shape) == ((m.heads, 1), (m.heads, m.width))
-    assert not torch.equal(m.decay.A_log, model.layers[1].mixer.decay.A_log)
-    assert m.decay.A_log.unique().numel() == m.heads
-    assert m.decay.dt_bias.unique().numel() == m.heads * m.width
-    nothing = torch.zeros(1, 1, model.config.d_model)
-    g, beta = m._gates(nothing)
-    torch.testing.assert_close(beta, torch.full_like(beta, 0.5))
-    torch.testing.assert_close(g[0, 0], -m.decay.A_log.exp() * F.softplus(m.decay.dt_bias))
-    assert not m.gate_up.bias.any()
-
-
 def test_decays_are_drawn_from_the_whole_of_their_ranges():
     """Minimum, quartiles and maximum of 4,000: A uniform on [1, 16], log10 of dt uniform on [−3, −1]."""
     decay = LogDecay((4000, 1), (4000, 1))
@@ -142,34 +126,6 @@ def test_decays_are_drawn_from_the_whole_of_their_ranges():
 def test_heads_are_twice_as_wide_as_the_models(heads, own):
     made = KDA(KDAConfig(), Dims(24 * heads, heads, seq_len=T, layer=0, depth=1))
     assert (made.heads, made.width) == (own, 24 * heads // own)
-
-
-def test_at_reference_size_it_costs_1_17_times_4_d_squared():
-    with torch.device("meta"):
-        made = KDA(KDAConfig(), Dims(768, 12, seq_len=512, layer=0, depth=14))
-    count = sum(p.numel() for p in made.parameters())
-    low_rank, convolution = 4 * 768 * 128 + 768, 3 * 768 * 4
-    assert count == 4 * 768**2 + low_rank + convolution + 768 * 6 + (6 + 768) + 128
-    assert round(count / (4 * 768**2), 2) == 1.17
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_decode_state_is_constant_in_time(dtype):
-    """S in at least fp32, and three inputs of the convolution."""
-    m = mixer().to(dtype)
-    state = m.init_state(1, capacity=1000, dtype=dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    for token in inputs(1).to(dtype).split(1, 1):
-        assert m.state_bytes(state) == 2 * 8 * 8 * wide.itemsize + 3 * 3 * D * dtype.itemsize
-        assert state.memory.dtype == wide
-        _, state = m.extend(token, state)
-
-
-def test_cost_of_a_token_does_not_depend_on_the_length():
-    model = on_meta(preset("kda_pure"), vocab_size=32, seq_len=1024)
-    assert cost.state_bytes(model, 1024) == cost.state_bytes(model, 131_072)
-    forward = [cost.flops_per_token(model, length) for length in (1024, 4096)]
-    assert forward[1] == pytest.approx(forward[0], rel=0.01)
 
 
 def test_kimi_linear_is_three_kda_layers_then_latent_attention_without_positions():

@@ -37,13 +37,6 @@ def test_flops_agree_within_one_percent(letter):
     assert layer_flops(matched, 64, 64) == pytest.approx(plain, rel=0.01)
 
 
-def test_flops_are_matched_at_the_length_that_is_asked_for():
-    """Attention costs more the longer the text is, a convolution does not, so that its channel mixer may be wider."""
-    short, long = (match(made("C", **LOW), "flops", seq_len=64, length=n) for n in (32, 256))
-    assert short.channel.swiglu.hidden < long.channel.swiglu.hidden
-    assert layer_flops(long, 64, 256) == pytest.approx(layer_flops(made("F", **LOW), 64, 256), rel=0.01)
-
-
 @pytest.mark.slow
 def test_flops_that_no_width_saves_name_the_nearest_and_the_option_that_would():
     with pytest.raises(
@@ -63,30 +56,6 @@ def test_states_agree_within_one_percent(letter):
     plain = cost.state_bytes(built(made("F"), 128), 128)
     matched = match(made(letter), "state", seq_len=128)
     assert cost.state_bytes(built(matched, 128), 128) == pytest.approx(plain, rel=0.01)
-
-
-def test_states_are_matched_at_the_length_that_is_asked_for():
-    wide = match(made("K"), "state", seq_len=128, length=1024)
-    plain = cost.state_bytes(built(made("F"), 128), 1024)
-    assert cost.state_bytes(built(wide, 128), 1024) == pytest.approx(plain, rel=0.01)
-    assert wide.mixers.kda.head_width > match(made("K"), "state", seq_len=128).mixers.kda.head_width
-
-
-def test_a_convolution_has_one_state_and_other_layers_make_up_for_it():
-    with pytest.raises(UserError, match="the decode state of gated_conv has one size, 2,048 bytes whatever"):
-        match(made("C"), "state", seq_len=128)
-    matched = match(made("CCCF"), "state", seq_len=128)
-    assert matched.mixers.attention.head_width == 64
-    assert matched.mixers.gated_conv == ModelConfig().mixers.gated_conv
-    plain = cost.state_bytes(built(made("F"), 128), 128)
-    assert cost.state_bytes(built(matched, 128), 128) == pytest.approx(plain, rel=0.01)
-
-
-def test_a_state_that_is_matched_already_is_left_alone():
-    for config in (made("F"), made("F", {"residual": {"name": "shc"}})):
-        assert match(config, "state", seq_len=128) == config
-    matched = match(made("K"), "state", seq_len=128)
-    assert match(matched, "state", seq_len=128) == matched
 
 
 def test_a_head_width_of_ones_own_contradicts_matching():
@@ -117,21 +86,6 @@ def test_state_first_and_parameters_with_what_is_left():
 def test_an_unknown_quantity_is_refused():
     with pytest.raises(UserError, match="unknown match 'flop'; did you mean 'flops'"):
         match(made("F"), "flop", seq_len=128)
-
-
-@pytest.mark.parametrize("heads", [2, 5])
-@pytest.mark.parametrize(
-    "letter", [x for x in LETTERS if hasattr(registry.mixer_by_letter()[x].config(), "head_width")]
-)
-def test_heads_may_be_of_any_width(letter, heads):
-    """Together they need not be as wide as the model; the numbers a token has in a layer follow."""
-    name = registry.mixer_by_letter()[letter].name
-    options = {"n_heads": heads, "head_width": 6}
-    mixer = built(made(letter, {"mixers": {name: options}}), 128).layers[0].mixer
-    assert (mixer.heads, mixer.width) == (heads, 6)
-    assert mixer.o_proj.weight.shape == (64, 6 * heads)
-    with pytest.raises(UserError, match="head_width=0 must be at least 1"):
-        built(made(letter, {"mixers": {name: {"head_width": 0}}}), 128)
 
 
 def test_the_width_of_a_polynomial_and_its_neighbours():

@@ -1,22 +1,17 @@
 """The mixer `O` against its definition, token by token; its router, its start, its sizes and its decode state."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from support.contract_cases import randomised
 from torch import Tensor
 
 import kernels
-from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
-from zoo.config import from_dict
+from zoo import Context, Dims, UserError
 from zoo.mixers.mom import MoM, MoMConfig
 from zoo.modules import l2norm
 
 D, T = 12, 9
-PRESET = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "mom.yaml").read_text())
 CTX = Context.of(torch.zeros(2, T, dtype=torch.int64))
 
 
@@ -191,42 +186,6 @@ def test_the_balance_loss_of_hand_computed_routing(case):
     if case != "balanced":  # where it does not depend on p
         aux["memory_balance"].backward()
         assert m.router.weight.grad.any()
-
-
-def test_it_starts_where_spec_says():
-    """A in [1, 16] and dt in [1e-3, 0.1], one of each a memory and head; β = ½; loss weight 0.01."""
-    model = LanguageModel(from_dict(ModelConfig, PRESET), vocab_size=32, seq_len=T)
-    m = model.layers[0].mixer
-    assert model.aux_weights == {"memory_balance": 0.01}
-    assert m.decay.A_log.shape == m.decay.dt_bias.shape == (5, m.heads)
-    rates, dt = m.decay.A_log.exp(), F.softplus(m.decay.dt_bias)
-    assert 1 <= rates.min() < rates.max() <= 16
-    assert 1e-3 * (1 - 1e-3) <= dt.min() < dt.max() <= 0.1 * (1 + 1e-3)
-
-
-@pytest.mark.parametrize(("d_model", "heads", "own", "width"), [(768, 12, 2, 128), (128, 4, 1, 40)])
-def test_default_heads_are_a_third_of_the_models_width(d_model, heads, own, width):
-    made = MoM(MoMConfig(), Dims(d_model, heads, seq_len=T, layer=0, depth=1))
-    assert (made.heads, made.width) == (own, width)
-
-
-def test_at_reference_size_it_costs_as_much_as_attention():
-    """Two heads of 128 for each of five memories at D = 768: 1.01 times 4·D²."""
-    with torch.device("meta"):
-        made = MoM(MoMConfig(), Dims(768, 12, seq_len=512, layer=0, depth=14))
-    count = sum(p.numel() for p in made.parameters())
-    assert count == 768 * 256 * (1 + 5 + 5 + 1) + 2 * 768 * 10 + 768 * 4 + 2 * 10 + 128
-    assert round(count / (4 * 768**2), 2) == 1.01
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_decode_state_is_constant_in_time(dtype):
-    m = mixer().to(dtype)
-    state = m.init_state(1, capacity=1000, dtype=dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    for token in inputs(1).to(dtype).split(1, 1):
-        assert m.state_bytes(state) == 5 * 2 * 4 * 4 * wide.itemsize
-        _, state = m.extend(token, state)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from support.contract_cases import build, tokens
 from support.margins import below
 
-from zoo import Context, LanguageModel, ModelConfig, UserError
+from zoo import Context, ModelConfig, UserError
 from zoo.interfaces import Dims
 from zoo.mixers.attention import AttentionConfig
 from zoo.mixers.path_fox import PathFox, PathFoxConfig
@@ -31,18 +31,6 @@ def config(pattern: str = "P", **options) -> ModelConfig:
 
 def mixer(d_model: int = 32, heads: int = 4, **options) -> PathFox:
     return PathFox(PathFoxConfig(**options), Dims(d_model, heads, 16, 0, 2))
-
-
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-@torch.no_grad()
-def test_decoding_is_the_forward_pass(options):
-    model = build(config(**options)).eval()
-    batch = tokens(2, 21)
-    logits, _ = model(batch)
-    state = model.init_state(2, capacity=5)
-    for t in range(21):
-        step, state = model.step(batch[:, t], state)
-        below((step - logits[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -94,28 +82,6 @@ def test_without_both_parts_it_is_attention_without_positions():
     torch.testing.assert_close(path(batch)[0], plain(batch)[0])
 
 
-def test_it_starts_with_nearly_open_gates_and_projections():
-    """x = 0: g = log σ(4), β = 1; w has length 1 or, where there is nothing to normalise, 0."""
-    fresh = LanguageModel(config(), vocab_size=11, seq_len=16).layers[0].mixer
-    x = torch.zeros(2, 3, 32)
-    w, beta = fresh.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
-    assert torch.equal(beta, torch.ones(2, 3, 4))
-    assert torch.equal(w, torch.zeros(2, 3, 4, 8))
-    torch.testing.assert_close(fresh._log_gate(x).exp(), torch.full((2, 3, 4), 0.9820138))
-
-
-def test_its_w_have_length_1_at_the_start():
-    """In a model of width 256: two maps of std 0.02 bring |w|² of narrow ones near the 1e-6 in L2norm."""
-    made = config()
-    made.d_model = 256
-    fresh = LanguageModel(made, vocab_size=11, seq_len=16).layers[0].mixer
-    x = torch.randn(2, 3, 256, generator=torch.Generator().manual_seed(0))
-    w, _ = fresh.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
-    lengths = w.norm(dim=-1)
-    assert (lengths > 0.95).all()
-    assert (lengths <= 1.0).all()
-
-
 @torch.no_grad()
 def test_cached_keys_are_turned_before_the_new_one_is_appended():
     one = mixer().double().eval()
@@ -155,14 +121,6 @@ def test_bfloat16_weights_decode(options):
         step, state = model.step(batch[:, t], state)
     assert step.dtype == torch.bfloat16
     below((step - logits[:, -1]).abs().max(), 0.1 * logits.abs().max())
-
-
-def test_it_costs_1_03_of_plain_attention_at_reference_width():
-    with torch.device("meta"):
-        count = sum(p.numel() for p in mixer(768, 12).parameters())
-    extra = 768 * 32 + 32 * 768 + 3 * 768 + 2 * (768 * 12 + 12)
-    assert count == 4 * 768**2 + extra
-    assert round(count / (4 * 768**2), 2) == 1.03
 
 
 @pytest.mark.parametrize(

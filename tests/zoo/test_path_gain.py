@@ -16,7 +16,6 @@ from zoo.residuals.ohc import series_slope
 
 D, GAIN = 6, 0.1
 ROUNDING = 1 + 1e-9  # of products of 24 numbers in fp64, through a solve of 4 by 4
-SPREADS = [1.0, *(pytest.param(x, marks=pytest.mark.long) for x in (0.1, 10.0))]
 capped_schemes = pytest.mark.parametrize("scheme", ["ohc", "shc"])
 
 
@@ -50,16 +49,6 @@ def largest(module: CappedResidual, size: float = 1.0) -> float:
     return max(torch.linalg.matrix_norm(way_through(module, size * x), ord=2).item() for x in drawn)
 
 
-@capped_schemes
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize(
-    "spread", [1.0, pytest.param(0.1, marks=pytest.mark.long), pytest.param(10.0, marks=pytest.mark.long)]
-)
-def test_the_way_through_the_coefficients_never_exceeds_the_gain(scheme, n, spread):
-    for size in (1e-2, 1.0, 1e3):
-        assert largest(made(scheme, spread, n, gain=GAIN), size) <= GAIN * ROUNDING
-
-
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 def test_the_bound_counts_the_factor_before_the_cayley_map(scale):
     """Without a cap the way through grows with it, and stays within the bound; with the cap within the gain."""
@@ -71,15 +60,6 @@ def test_the_bound_counts_the_factor_before_the_cayley_map(scale):
 
 
 SERIES = {"inverse": "neumann", "neumann_terms": 4}
-
-
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize(
-    "spread", [1.0, pytest.param(0.1, marks=pytest.mark.long), pytest.param(10.0, marks=pytest.mark.long)]
-)
-def test_the_cap_holds_for_a_neumann_series_also_where_it_diverges(n, spread):
-    for size in (1e-2, 1.0, 1e3):
-        assert largest(made("ohc", spread, n, gain=GAIN, **SERIES), size) <= GAIN * ROUNDING
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
@@ -150,17 +130,6 @@ def test_the_cap_scales_alpha_of_the_mixing_alone(scheme):
     factor = GAIN / free.path_gain()
     wanted = free.alpha * torch.stack([torch.ones(()), torch.ones(()), factor])
     torch.testing.assert_close(capped.scale(), wanted)
-
-
-@capped_schemes
-def test_weights_of_zero_have_a_gradient(scheme):
-    """φ = 0 as at the start: the norm's derivative there is not NaN."""
-    module = made(scheme, gain=GAIN)
-    torch.nn.init.zeros_(module.phi_res)
-    x = torch.randn(1, 3, 4, D, dtype=torch.float64)
-    (module(x).res * torch.randn(4, 4)).sum().backward()
-    assert module.phi_res.grad.isfinite().all()
-    assert module.phi_res.grad.any()
 
 
 def trained(scheme: str, gain: float | None) -> tuple[LanguageModel, list[torch.Tensor]]:

@@ -11,8 +11,8 @@ from support.formula import fill, uniform, whole
 
 from zoo import LanguageModel
 from zoo.interfaces import set_step
-from zoo.probes import Probe, ProbeEvent, all_measures, correct_averages, event_kinds, probe_model
-from zoo.probes.measure import Row, buckets, smallest_rank
+from zoo.probes import ProbeEvent, probe_model
+from zoo.probes.measure import Row
 
 FOLDER = Path(__file__).parent / "recorded" / "probes"
 
@@ -98,57 +98,3 @@ def events() -> Iterator[tuple[str, ProbeEvent]]:
     yield "one stream", event("streams", streams=x[:, :, 0])
     yield "equal streams", event("streams", streams=x[:, :, :1].expand(2, 5, 3, 4))
     yield "solver", event("solver", residuals=uniform("residuals", 3, 2, 4, 2, low=0, high=1))
-
-
-def measured() -> Iterator[str]:
-    for title, made in events():
-        yield f"== {title}"
-        for measure in all_measures().values():
-            if made.kind in measure.kinds:
-                yield from lines_of(list(measure().update(made)))
-    yield "== events"
-    for kind, values in event_kinds().items():
-        yield from recorded.flat(values, kind)
-
-
-def test_rows_of_events_that_are_made_up():
-    recorded.check(FOLDER.parent / "measures.txt", measured(), relative=1e-6, absolute=1e-12)
-
-
-def several_passes() -> Iterator[str]:
-    """Averages over passes: largest loads and their entropy follow from the averaged loads."""
-    rows = [
-        Row(0, "mixer", "made", head, "expert", e, e + 1, "load", value, 8)
-        for head, loads in ((0, (0.5, 0.25, 0.25)), (1, (1.0, 0.0, 0.0)), (None, (0.2, 0.8)))
-        for e, value in enumerate(loads)
-    ]
-    places = (("imbalance", 9.0), ("load_entropy", 9.0), ("routing_entropy", 9.0))
-    rows += [Row(0, "mixer", "made", h, "", None, None, m, v, 8) for h in (0, 1, None) for m, v in places]
-    yield from lines_of(correct_averages(rows))
-    yield f"buckets {[buckets(n) for n in (0, 1, 15, 16, 17, 32, 33, 100)]}"
-    yield f"from one {[buckets(n, first=1) for n in (1, 2, 3, 9)]}"
-    energies = {1: (0.5, 0.8, 1.0), 2: (0.7, 0.75, 1.0), 0: (0.1, 0.1, 1.0)}
-    found = [
-        Row(layer, "mixer", "", None, "rank", 0, r, "stream_energy", value, 1)
-        for layer, values in energies.items()
-        for r, value in enumerate(values, 1)
-    ]
-    found += [row._replace(part="channel", value=0.0) for row in found]
-    for energy in (0.4, 0.5, 0.51, 0.75, 0.76, 1.0):
-        yield f"rank for {energy}: {smallest_rank(found, energy)}"
-    yield f"one stream {smallest_rank(found[:1], 0.5)}, only the first layer {smallest_rank(found[6:9], 0.5)}"
-    probe = Probe(lambda event: None)
-    with pytest.raises(KeyError) as error:
-        probe.record("nothing", dict)
-    yield str(error.value).split(", ")[-1]
-    model = model_of("mixer", "attention")
-    tokens = whole("tokens", VOCAB, 1, 8)
-    yield from lines_of(
-        probe_model(model, tokens, targets=whole("targets", VOCAB, 1, 8), names=["gradients"])
-    )
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_averages_and_ranks_over_passes():
-    recorded.check(FOLDER.parent / "passes.txt", several_passes(), relative=1e-5)

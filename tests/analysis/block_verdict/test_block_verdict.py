@@ -78,16 +78,6 @@ def test_what_was_counted_and_timed_stands_on_the_side_that_its_interval_says(tm
     assert "Speed on a GPU: unmeasured." in found["What this cannot tell"]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "shown"),
-    [(0.9985, 1.1, "0.999 to 1.10"), (1.0004, 1.1, "1.0004 to 1.10"), (0.8, 0.99996, "0.80 to 0.99996")],
-)
-def test_the_interval_of_a_speed_shows_on_which_side_of_one_it_ends(tmp_path, low, high, shown):
-    speeds = [("kda", "transformer", "decode", (low + high) / 2, low, high)]
-    page = write_verdict(write(tmp_path, speeds=speeds), None)
-    assert f"(95 % interval {shown})" in page.with_name("verdict.md").read_text()
-
-
 RATES = (1e-3, 3e-3, 1e-2)
 
 
@@ -182,26 +172,6 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
         "Accuracy on mqar",
         "Accuracy on parity",
     ]
-
-
-@pytest.mark.slow
-def test_the_losses_of_a_channel_mixer_are_not_the_transformers(tmp_path, write_run):
-    """Its models have the transformer's mixers and residuals."""
-    folder = write(tmp_path / "exp", sizes=(), speeds=())
-    channels = {"transformer": "swiglu", "relu2": "mlp"}
-    models = {
-        name: {"pattern": "F", "residual": {"name": "add"}, "channel": {"name": channel}}
-        for name, channel in channels.items()
-    }
-    record = {**RECORD, "block": {**RECORD["block"], "kind": "channel", "name": "relu2"}, "models": models}
-    (folder / "verdict" / "verdict.json").write_text(json.dumps({**record, "relative": None}))
-    for name, loss in (("transformer", 3.0), ("relu2", 2.5)):
-        for seed in range(3):
-            model = {"preset": name if name == "transformer" else None, "channel": channels[name]}
-            write_run(folder, name, seed, loss + 0.01 * seed, model=model, option=name)
-    found = sections(write_verdict(folder, load_results(folder)))
-    (said,) = found["Beside transformer: Leads, no verdicts"]
-    assert said.startswith("Test loss on pydocs: −0.500 ± 0.0")
 
 
 def test_the_losses_of_a_residual_scheme_are_not_the_transformers():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
-from analysis import ResultsError, across_machines, load_results
-from analysis.caveats import caveats, models_across_machines
+from analysis import across_machines, load_results
+from analysis.caveats import caveats
 
 LOSSES = {"one": (3.00, 3.10), "two": (3.04, 3.08), "three": (3.30, 3.20)}
 MOVED = {"one": (0.09, 0.05), "two": (-0.01, 0.01), "three": (0.0, 0.0)}
@@ -42,46 +41,6 @@ def test_every_common_run_has_both_losses_and_the_ranks_of_its_model(both):
     assert rows["rank_b"].xs(0, level="seed").to_dict() == {"one": 2, "two": 1, "three": 3}
     assert set(table["machine_a"]) == {"Example CPU, AVX512, 1 thread(s)"}
     assert set(table["machine_b"]) == {"Example CPU, AVX2, 1 thread(s)"}
-
-
-@pytest.mark.slow
-def test_models_stand_beside_what_their_seeds_differ(both):
-    table = models_across_machines(across_machines(*both)).set_index("label")
-    one = table.loc["one"]
-    assert one["difference"] == pytest.approx(0.07)
-    assert one["largest_of_a_run"] == pytest.approx(0.09)
-    assert (one["seeds_a"], one["seeds_b"]) == (pytest.approx(0.10), pytest.approx(0.06))
-    assert (one["n_seeds"], one["rank_a"], one["rank_b"]) == (2, 1, 2)
-    assert table.loc["two", "largest_of_a_run"] in (pytest.approx(0.01), pytest.approx(-0.01))
-    back = models_across_machines(across_machines(*reversed(both))).set_index("label")
-    assert back.loc["one", "largest_of_a_run"] == pytest.approx(-0.09), "the farthest, whichever way it went"
-
-
-@pytest.mark.slow
-def test_only_runs_that_both_have_count(both, write_run, tmp_path):
-    write_run(both[1], "four", loss=1.0, model={"residual": "four"})
-    assert set(across_machines(*both)["label"]) == set(LOSSES)
-    write_run(tmp_path / "c" / "exp", "other", model={"residual": "other"})
-    with pytest.raises(ResultsError, match="no run is in both results"):
-        across_machines(both[0], tmp_path / "c" / "exp")
-
-
-@pytest.mark.slow
-def test_a_run_that_one_side_holds_twice_counts_once_as_it_was_found_first(both, write_run, tmp_path):
-    again = tmp_path / "a" / "exp2"
-    write_run(again, "one", 0, 3.50, model={"residual": "one"}, machine={"capability": "AVX512"})
-    once, twice = across_machines(*both), across_machines(load_results([both[0], again]), both[1])
-    pd.testing.assert_frame_equal(once, twice)
-    turned = across_machines(both[1], load_results([both[0], again]))
-    assert len(turned) == 6
-    assert turned.set_index(["label", "seed"]).loc[("one", 0), "loss_b"] == LOSSES["one"][0]
-
-
-@pytest.mark.slow
-def test_a_report_of_one_machine_says_so(both):
-    (told,) = [text for text in caveats(load_results(both[0])) if text.startswith("numbers of one machine")]
-    assert "(Example CPU, AVX512, 1 thread(s))" in told
-    assert "across_machines" in told
 
 
 @pytest.mark.slow

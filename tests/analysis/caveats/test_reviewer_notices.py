@@ -9,7 +9,6 @@ import pytest
 
 from analysis import load_results
 from analysis.caveats import (
-    UNKNOWN,
     caveats,
     context_gains,
     context_use_caveats,
@@ -74,16 +73,6 @@ def test_with_one_seed_a_hundredth_is_the_limit(study):
     assert "seeds" not in said
 
 
-@pytest.mark.parametrize(("first", "fall"), [(100, 0.3), (240, 1.0), (241, None)])
-def test_between_two_validations_the_loss_is_interpolated(
-    tmp_path, write_run, first: int, fall: float | None
-):
-    """From the first validation on, which may be the last fifth's beginning; a later one says nothing of it."""
-    with_curve(write_run(tmp_path / "exp"), {first: 4.0, 300: 3.0})
-    falls = last_falls(load_results(tmp_path / "exp"))
-    assert falls.get("transformer") == (fall if fall is None else pytest.approx(fall))
-
-
 def test_runs_that_stopped_early_or_were_validated_once_are_left_out(study, tmp_path, write_run):
     with_curve(write_run(tmp_path / "exp", name="once", option=1), {300: 3.0})
     assert still_falling_caveats(study(0.1, stopped="early")) == []
@@ -122,14 +111,6 @@ def test_context_that_changes_no_more_than_the_seed_is_told(study):
     assert said in caveats(results)
 
 
-def test_the_loss_of_single_layers_says_nothing_of_the_use_of_context(study):
-    results = measured(study(0.0, 0), {0: (5.0, 4.9)})
-    rows = results.tables["measures"]
-    single = rows.assign(layer=2, value=[9.0, 1.0, 0.0, 0.0])
-    both = dataclasses.replace(results, tables={"measures": pd.concat([rows, single], ignore_index=True)})
-    assert context_gains(both)["mean"].item() == pytest.approx(0.1)
-
-
 def test_positions_count_with_their_tokens(study):
     """Of 64 tokens with a loss of 4.8 and 192 with one of 4.4 the mean is 4.5."""
     results = measured(study(0.0, 0), {0: (5.0, 4.8)})
@@ -139,21 +120,7 @@ def test_positions_count_with_their_tokens(study):
     assert context_gains(both)["mean"].item() == pytest.approx(0.5)
 
 
-def test_context_that_is_used_is_no_caveat(study):
-    assert context_use_caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
-
-
 def test_with_one_seed_only_a_rising_loss_is_told(study):
     results = study(0.0, 0)
     assert context_use_caveats(measured(results, {0: (5.0, 4.9)})) == []
     assert len(context_use_caveats(measured(results, {0: (5.0, 5.1)}))) == 1
-
-
-def test_runs_that_were_not_probed_have_no_such_caveat(study):
-    assert context_use_caveats(study(0.0)) == []
-
-
-def test_several_models_of_text_whose_use_of_context_nobody_measured_are_told(tmp_path, write_run):
-    for name in ("transformer", "kda"):
-        write_run(tmp_path / "exp", name=name, option=name, seed=0)
-    assert context_use_caveats(load_results(tmp_path / "exp")) == [UNKNOWN]

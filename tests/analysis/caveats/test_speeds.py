@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -47,28 +46,6 @@ def test_a_share_above_the_peak_is_a_notice_and_never_a_number(tmp_path, write_r
 
 
 @pytest.mark.slow
-def test_exported_and_read_again_the_notice_stays(tmp_path, write_run):
-    write_run(tmp_path / "exp", **BUSY)
-    load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
-    assert "transformer seed 0" in told(load_results(tmp_path / "out"), "above the peak")
-
-
-@pytest.mark.slow
-def test_an_export_of_old_with_such_shares_is_read_without_them(tmp_path, write_run):
-    write_run(tmp_path / "exp")
-    load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
-    for name in ("runs", "metrics"):
-        frame = pd.read_parquet(tmp_path / "out" / f"{name}.parquet").assign(mfu=2.5)
-        frame.drop(columns=["workers", "load", "capability"], errors="ignore").to_parquet(
-            tmp_path / "out" / f"{name}.parquet"
-        )
-    results = load_results(tmp_path / "out")
-    assert results.runs["mfu"].isna().all()
-    assert results.metrics["mfu"].isna().all()
-    assert results.problems == []
-
-
-@pytest.mark.slow
 def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
     for seed, peak in enumerate((1e11, 1.09e11)):
         write_run(tmp_path / "a", seed=seed, mfu_peak_flops=peak)
@@ -103,24 +80,6 @@ def test_what_ran_beside_is_said(tmp_path, write_run, workers, load, says):
     for text, part in zip(found, says, strict=True):
         assert part in text
     assert ("2 cells" in conditions(results.runs)) == (2 in workers)
-
-
-@pytest.mark.parametrize(("load", "busy"), [(8.9, False), (9.1, True)])
-def test_threads_of_ones_own_are_no_other_processes(tmp_path, write_run, load, busy):
-    """Two cells of four threads each make a load of 8."""
-    write_run(tmp_path / "exp", workers=2, load=load, machine={"threads": 4})
-    assert any("other processes" in text for text in caveats(load_results(tmp_path / "exp"))) == busy
-
-
-def test_the_summary_of_an_older_version_lacks_nothing(tmp_path, write_run):
-    folder = write_run(tmp_path / "exp")
-    file = folder / "summary.json"
-    record = json.loads(file.read_text())
-    del record["workers"], record["load"], record["machine"]["capability"]
-    file.write_text(json.dumps(record))
-    results = load_results(tmp_path / "exp")
-    assert results.problems == []
-    assert conditions(results.runs) == "how many runs at a time was not recorded"
 
 
 @pytest.mark.parametrize(

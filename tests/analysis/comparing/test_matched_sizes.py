@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from analysis import load_results, write_report
+from analysis import load_results
 from analysis.caveats import caveats
-from analysis.comparing.equal_terms import deviations, explanation, without_marks
+from analysis.comparing.equal_terms import deviations, explanation
 from analysis.comparing.tables import compare
 from analysis.gallery import draw, listed
 from analysis.report import latex
 from analysis.report.columns import COMPARISON, rows
 
-PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 PARAMETERS, FLOPS = 200_000, 1.4e6
 
 
@@ -87,47 +84,6 @@ def test_models_are_held_against_those_of_their_experiment_and_depth(tmp_path, w
     )
 
 
-@pytest.mark.slow
-def test_models_of_several_widths_are_held_against_those_of_their_width(tmp_path, write_run):
-    for width in (64, 128):
-        sized(write_run, tmp_path / "a", "transformer", width, width, width, d_model=width)
-        sized(
-            write_run,
-            tmp_path / "a",
-            "transformer hc",
-            1.245 * width,
-            width,
-            width,
-            d_model=width,
-            residual="hc",
-        )
-    found = deviations(of(tmp_path / "a"))
-    assert found["marks"].to_dict() == {
-        "transformer (d_model=64)": "",
-        "transformer (d_model=128)": "",
-        "transformer hc (d_model=64)": "†",
-        "transformer hc (d_model=128)": "†",
-    }
-    assert explanation(found, of(tmp_path / "a")).startswith(
-        "Not matched, more than 1% from transformer of the same width"
-    )
-
-
-@pytest.mark.slow
-def test_what_widths_were_solved_for_is_named_beside_what_differs(tmp_path, write_run):
-    solved = {"match": "flops", "match_length": 128}
-    sized(write_run, tmp_path / "exp", "transformer", **solved)
-    sized(write_run, tmp_path / "exp", "hc", 1.245, residual="hc", **solved)
-    told = [text for text in caveats(load_results(tmp_path / "exp")) if "not matched" in text]
-    assert told == [
-        "widths were solved for equal flops at 128 tokens (match); not matched, more than 1% from transformer: "
-        "† parameters beside the embedding (hc +24.5%)."
-    ]
-    sized(write_run, tmp_path / "exp", "mhc", 1.5, residual="mhc")
-    (told,) = [text for text in caveats(load_results(tmp_path / "exp")) if "not matched" in text]
-    assert told.startswith("widths were solved for equal flops at 128 tokens and nothing (match); ")
-
-
 def test_without_the_plain_transformer_the_size_that_most_share_is_the_reference(tmp_path, write_run):
     for name, size in (("small", 0.5), ("one", 1.0), ("two", 1.005), ("big", 2.0)):
         sized(write_run, tmp_path / "exp", name, size, residual=name)
@@ -146,13 +102,6 @@ def test_only_full_attention_plain_residuals_and_swiglu_in_every_layer_are_plain
     found = deviations(of(tmp_path / "exp"))
     assert found["matched_with"].to_dict() == {"dense": "dense", "other": "dense"}
     assert found["marks"].to_dict() == {"dense": "", "other": "†"}
-
-
-def test_unknown_sizes_are_not_marked(tmp_path, write_run):
-    sized(write_run, tmp_path / "exp", "transformer")
-    write_run(tmp_path / "exp", "old", model={"residual": "hc"}, parameters_non_embedding=None, state_bytes={},
-              flops_per_token={"forward": None})  # fmt: skip
-    assert deviations(of(tmp_path / "exp")).loc["old", "marks"] == ""
 
 
 @pytest.mark.slow
@@ -176,20 +125,6 @@ def test_table_figure_caption_and_notices_show_the_marks(tmp_path, write_run):
     assert any(said in text for text in caveats(results))
 
 
-@pytest.mark.slow
-def test_a_series_over_depths_has_the_marks_of_all_its_models():
-    """The stored study of residual schemes: at every depth the streams' coefficients are parameters more."""
-    figure, caption, table = draw("composite_gain", load_results(PUBLISHED / "residuals"))
-    legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    schemes = {f"transformer {scheme} †‡" for scheme in ("hc", "mhc", "ohc", "shc")}
-    assert legend == {"transformer", *schemes}
-    assert {without_marks(text) for text in legend} == set(table["series"])
-    assert (
-        "from transformer of the same depth: † parameters beside the embedding (transformer hc +24.5%"
-        in caption
-    )
-
-
 def test_figures_that_compare_models_are_known():
     marked_ones = {entry.name for entry in listed() if entry.compares}
     assert {
@@ -199,16 +134,6 @@ def test_figures_that_compare_models_are_known():
         "composite_gain",
         "gradient_depth",
     } <= marked_ones
-
-
-@pytest.mark.slow
-def test_the_page_explains_the_marks(tmp_path, write_run):
-    sized(write_run, tmp_path / "exp", "transformer")
-    sized(write_run, tmp_path / "exp", "hc", 1.245, residual="hc")
-    page = write_report(tmp_path / "exp").read_text()
-    assert "hc †</th>" in page
-    assert "params +24.5%" in page
-    assert "† parameters beside the embedding (hc +24.5%)" in page
 
 
 def test_layouts_are_compared_with_the_dense_model_of_their_group(tmp_path, write_run):

@@ -47,15 +47,6 @@ def test_the_comparison_averages_seeds_and_sorts(quickstart):
     assert (dense["n_seeds"], dense["seeds"], dense["parameters"]) == (2, "0, 1", 460_000)
 
 
-@pytest.mark.slow
-def test_a_run_found_in_two_experiments_is_one_sample(tmp_path, write_run):
-    for experiment in ("a", "b"):
-        write_run(tmp_path / experiment, seed=0, loss=3.0)
-    write_run(tmp_path / "b", seed=1, loss=3.2)
-    table = compare(load_results(tmp_path).runs)
-    assert (table["n_seeds"].iloc[0], table["test_loss"].iloc[0]) == (2, pytest.approx(3.1))
-
-
 def test_measures_are_averaged_within_a_run_and_then_over_runs_where_all_have_one():
     values = [("x", 0, 1.0), ("x", 0, 3.0), ("x", 1, 5.0), ("x", 2, 9.0), ("y", 0, 4.0), ("y", 2, 7.0)]
     rows = pd.DataFrame(values, columns=["run", "layer", "value"])
@@ -77,14 +68,6 @@ def test_models_with_different_tokenizers_are_ranked_by_bits_per_byte(tmp_path, 
     assert list(compare(runs)["label"]) == ["gpt2", "bytes"]
 
 
-def test_one_kind_of_tokenizer_in_two_sizes_is_two_tokenizers(tmp_path, write_run):
-    write_run(tmp_path / "exp", name="small", data={"vocab_size": 512}, metrics=_metrics(2.0, 1.9))
-    write_run(tmp_path / "exp", name="large", option=1, metrics=_metrics(3.0, 1.1))
-    runs = load_results(tmp_path).runs
-    assert ranking_metric(runs) == "test_bits_per_byte"
-    assert list(compare(runs)["label"]) == ["large", "small"]
-
-
 def _metrics(loss: float, bits_per_byte: float) -> dict:
     one = {
         "loss": loss,
@@ -97,27 +80,6 @@ def _metrics(loss: float, bits_per_byte: float) -> dict:
         "stride": 4,
     }
     return {"validation": one, "test": one}
-
-
-@pytest.mark.slow
-def test_the_terminal_table_is_aligned_and_names_lone_seeds(quickstart, write_run, layout_changes):
-    text = comparison_text(load_results(quickstart))
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["#", "1", "2", "3", "4"]
-    assert "3.002 ± 0.025" in lines[1]
-    assert lines[1].split()[1] == "transformer"
-    starts = {
-        line.index(word)
-        for line, word in zip(lines[:5], ("pattern", "FFFF", "SFSF", "SSFF", "FSSF"), strict=True)
-    }
-    assert len(starts) == 1
-    assert lines[-1].startswith(
-        "±: 95 % confidence interval over seeds (Student t); of differences (from transformer"
-    )
-    write_run(quickstart, name="lone", option=1)
-    assert comparison_text(load_results(quickstart)).endswith("one seed: no interval: lone")
-    alone = write_run(quickstart.parent / "alone")
-    assert comparison_text(load_results(alone)).endswith("\none seed: no interval")
 
 
 def test_digits_follow_the_interval():
@@ -163,39 +125,6 @@ def test_the_final_validation_loss_is_the_last_one_and_not_the_lowest(tmp_path, 
     table = compare(with_final_validation(load_results(tmp_path / "exp")))
     assert list(table["label"]) == ["steady", "turned"]
     assert list(table["final_validation_loss"]) == [3.3, 3.6]
-
-
-@pytest.mark.slow
-def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_changes):
-    results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
-    said = content.paragraph(results.runs, results.runs["label"])
-    assert "No test split was scored" in said
-    assert "Tested" not in said
-    assert "on text of pydocs" in said
-    assert "no test split was scored" in caveats(results)[0]
-
-
-@pytest.mark.slow
-def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write_run):
-    write_run(tmp_path / "exp", seed=0, loss=3.0)
-    lacking = write_run(tmp_path / "exp", seed=1, metrics={})
-    write_run(tmp_path / "exp", name="none", option=1, metrics={})
-    results = load_results(tmp_path / "exp")
-    table = compare(results.runs).set_index("label")
-    assert list(table["n_seeds"]) == [1, 0]
-    assert table["seeds"]["transformer"] == "0"
-    assert comparison_text(results).endswith("\none seed: no interval; not scored: none")
-    said = caveats(results)
-    assert f"no test loss, so not counted as a seed: none seed 0 ({run_of(results, 'none')}) and " in said[0]
-    assert f"transformer seed 1 ({lacking.name})." in said[0]
-    assert said[1].startswith("one seed: no interval.")
-    assert "Tested (1 of 3 runs) on the test split" in content.paragraph(results.runs, table.index)
-
-
-def run_of(results, label: str) -> str:
-    """The only run of a label."""
-    (run,) = results.runs.loc[results.runs["label"] == label, "run"]
-    return run
 
 
 @pytest.mark.slow

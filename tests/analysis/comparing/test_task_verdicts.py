@@ -21,49 +21,6 @@ def found(results, baseline=None):
 
 
 @pytest.mark.slow
-def test_each_task_is_a_family_with_its_own_models(study):
-    by_task = found(study)
-    assert list(by_task) == ["mqar", "parity"]
-    for family in by_task.values():
-        assert sorted(family.table["model"]) == ["kda", "mesanet", "transformer"]
-        assert family.metric == "test_wrong"
-    assert by_task["mqar"].table.loc["kda mqar", "difference"] == pytest.approx(0.005)
-    assert list(by_task["parity"].table.index) == ["kda parity", "mesanet parity", "transformer parity"]
-
-
-def test_a_baseline_is_named_without_the_task(study):
-    assert [one.baseline for one in found(study, "kda").values()] == ["kda mqar", "kda parity"]
-
-
-@pytest.mark.slow
-def test_a_baseline_of_text_is_that_of_tasks_too(tmp_path, write_run):
-    for name in ("kda", "transformer", "mesanet"):
-        write_run(tmp_path / "exp", name, model={"preset": name, "depth": 2})
-        write_task_run(write_run, tmp_path / "exp", name, "mqar")
-    assert [one.baseline for one in found(load_results(tmp_path / "exp"), "kda").values()] == [
-        "kda",
-        "kda mqar",
-    ]
-
-
-@pytest.mark.slow
-def test_sentences_are_of_one_task_and_say_no_more_than_is_shown(study):
-    mqar, parity = answers(found(study).values())
-    assert mqar.title.endswith("mqar")
-    said = " ".join(mqar.findings)
-    assert "Right answers (chance 0.031, copying 0.250): transformer 0.970 ± 0.020, kda 0.965" in said
-    assert "A lead, no verdict (learning rates were not chosen" in said
-    assert "mesanet is behind transformer by 0.270 of the answers" in said
-    assert "Not shown to differ from transformer: kda" in said
-    assert "kda is ahead of transformer by 0.39" in " ".join(parity.findings)
-    assert "nats" not in " ".join(mqar.sentences + parity.sentences)
-    assert "task and its options" in mqar.terms[0]
-    assert "token" not in mqar.terms[0].replace("tokens of training", "").replace(
-        "tokens a step", ""
-    ).replace("FLOPs a token", "")
-
-
-@pytest.mark.slow
 def test_seeds_that_do_not_differ_are_equal_and_not_one_seed(tmp_path, write_run):
     for model, accuracy in (
         ("transformer", 0.9),
@@ -109,16 +66,6 @@ def test_a_model_has_one_name_on_all_tasks_whatever_its_rate(tmp_path, write_run
         for rate in rates:
             write_task_run(write_run, tmp_path / "exp", "kda", task, recipe={"lr": rate}, accuracy=100 * rate)
     assert {one.table["model"].item() for one in found(load_results(tmp_path / "exp")).values()} == {"kda"}
-
-
-def test_models_that_differ_in_size_within_a_task_are_told_apart(tmp_path, write_run):
-    for width in (32, 64):
-        write_task_run(
-            write_run, tmp_path / "exp", "kda", "mqar", model={"d_model": width}, accuracy=width / 100
-        )
-    write_task_run(write_run, tmp_path / "exp", "kda", "parity")
-    by_task = found(load_results(tmp_path / "exp"))
-    assert set(by_task["mqar"].table["model"]) == {"kda (d_model=32)", "kda (d_model=64)"}
 
 
 @pytest.mark.parametrize(

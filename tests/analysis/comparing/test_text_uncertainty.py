@@ -8,7 +8,6 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis import load_results
-from analysis.caveats import caveats
 from analysis.comparing.tables import with_final_validation
 from analysis.comparing.verdicts import answers, effective_number, families, text_differences
 from analysis.statistics import over_documents
@@ -74,45 +73,6 @@ def test_documents_of_the_test_split_alone_count():
 def test_runs_that_were_scored_on_other_documents_say_nothing(other):
     """One document more, and one of another length."""
     assert pair_of(other) == {}
-
-
-@pytest.mark.parametrize(
-    "content", ["", "split,document\n", "split,document,tokens,nats\ntest,0,x,1\n", "a\x00b"]
-)
-@pytest.mark.slow
-def test_a_damaged_record_is_a_notice(scored, content):
-    next(scored.glob("*/documents.csv")).write_text(content)
-    results = load_results(scored)
-    said = caveats(results)
-    assert len(results.table("documents")) == 3 * len(TOKENS)
-    assert any("documents.csv cannot be read" in text for text in said)
-
-
-@pytest.mark.slow
-def test_the_record_is_exported(scored, tmp_path):
-    results = load_results(scored)
-    results.to_parquet(tmp_path / "out")
-    again = load_results(tmp_path / "out").table("documents")
-    pd.testing.assert_frame_equal(again, results.table("documents"), check_dtype=False)
-
-
-@pytest.mark.slow
-def test_few_documents_or_tokens_are_a_notice(scored, tmp_path, write_run):
-    assert not [text for text in caveats(load_results(scored)) if "small test split" in text]
-    one = next(scored.glob("*/documents.csv"))
-    whole = one.read_text()
-    pd.read_csv(one).head(5).to_csv(one, index=False)
-    (said,) = [text for text in caveats(load_results(scored)) if "small test split" in text]
-    assert "worth 5 of equal length" in said, "of one run among others"
-    one.write_text(whole)
-    for file in scored.glob("*/documents.csv"):
-        pd.read_csv(file).head(12).to_csv(file, index=False)
-    (said,) = [text for text in caveats(load_results(scored)) if "small test split" in text]
-    assert "worth 12 of equal length" in said
-    few = {"test": {"loss": 3.0, "tokens": 1155}}
-    write_run(tmp_path / "few", metrics=few)
-    (said,) = [text for text in caveats(load_results(tmp_path / "few")) if "small test split" in text]
-    assert "1,155 tokens were scored" in said
 
 
 def test_one_long_document_among_short_ones_is_worth_one():

@@ -77,30 +77,6 @@ def test_comparison_draws_means_intervals_and_perplexity(quickstart):
     assert axes.get_xlim()[0] > 2.5
 
 
-def test_a_run_found_in_two_experiments_is_one_dot_of_the_comparison(tmp_path, write_run):
-    for experiment, seed, loss in (("a", 0, 3.0), ("b", 0, 3.0), ("b", 1, 3.2)):
-        write_run(tmp_path / experiment, seed=seed, loss=loss)
-    table = comparison.table(load_results(tmp_path))
-    assert list(zip(table["seed"], table["value"], strict=True)) == [(0, 3.0), (1, 3.2)]
-    assert line(comparison.draw(table).axes[0], "transformer").get_xdata()[0] == pytest.approx(3.1)
-
-
-def test_one_seed_gives_a_dot_without_an_interval(tmp_path, write_run):
-    table = comparison.table(load_results(write_run(tmp_path / "exp")))
-    axes = comparison.draw(table).axes[0]
-    assert not axes.containers
-    assert "one seed: no interval" in comparison.caption(table)
-
-
-@pytest.mark.slow
-def test_captions_name_seeds_and_texts(quickstart):
-    results = load_results(quickstart)
-    for module in (loss_curves, comparison):
-        text = module.caption(module.table(results))
-        assert "Seeds 0, 1." in text
-        assert "Trained on pydocs. " in text
-
-
 def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
     table = crossover.read(latency_csv, {"transformer": "#112233"})
     assert set(table["suite"]) == {"latency"}
@@ -151,33 +127,6 @@ def test_a_timed_model_has_the_colour_of_the_run_that_is_called_like_it(tmp_path
     latency_csv.rename(tmp_path / "exp" / "latency.csv")
     table = crossover.table(load_results(tmp_path / "exp"))
     assert set(table.loc[table["model"] == "transformer", "color"]) == {"#112233"}
-
-
-def test_times_without_a_spread_have_a_line_and_no_band(latency_csv):
-    table = crossover.read(latency_csv).assign(milliseconds_low=math.nan, milliseconds_high=math.nan)
-    latency, _ = crossover.draw(table).axes
-    assert len(latency.collections) == 2
-    for band in latency.collections:
-        assert set(band.get_paths()[0].vertices[:, 1]) <= set(table["milliseconds_median"])
-
-
-def test_many_crossovers_are_told_by_the_caption_alone(latency_csv):
-    table = crossover.read(latency_csv)
-    sparse = table[table["model"] != "transformer"]
-    copies = [sparse.assign(model=f"{name} sparse", color=None) for name in ("one", "two", "three")]
-    whole = pd.concat([table, *copies])
-    latency, _ = crossover.draw(whole).axes
-    assert not latency.texts
-    assert crossover.caption(whole).count("crossover at about") == 4
-
-
-def test_crossover_needs_to_last():
-    assert crossover.crossover_tokens(pd.Series([1.2, 0.9, 0.8], index=[1, 2, 4])) is None
-    assert crossover.crossover_tokens(pd.Series([1.2, 1.3], index=[512, 1024])) == 512
-    assert crossover.crossover_tokens(pd.Series([0.5, 2.0], index=[1024, 4096])) == pytest.approx(2048)
-    assert crossover.crossover_tokens(pd.Series([1.1, 0.5, 2.0], index=[512, 1024, 4096])) == pytest.approx(
-        2048
-    )
 
 
 def test_a_bench_file_that_cannot_serve_says_why(tmp_path, latency_csv):

@@ -6,11 +6,8 @@ import csv
 import itertools
 import math
 import random
-from importlib import import_module
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis import load_results
@@ -23,9 +20,6 @@ from analysis.figures import (
     patterns,
     state_and_memory,
 )
-from analysis.files import NoData
-from analysis.gallery import listed, require
-from analysis.loading.tables import COLUMNS
 from analysis.plotting.sketches import cells
 from analysis.statistics import pareto_front
 
@@ -61,21 +55,6 @@ def by_hand(points, x):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     raise AssertionError(x)
-
-
-def test_seeds_without_a_common_time_have_no_curve_against_it():
-    """Runs of a few steps validate once, each after seconds of its own."""
-    row = dict.fromkeys(loss_curves.COLUMNS) | {
-        "label": "a",
-        "color": "#555555",
-        "split": "validation",
-        "loss": 2.0,
-    }
-    rows = [{**row, "run": str(seed), "seed": seed, "tokens": 64.0, "seconds": 1.0 + seed} for seed in (0, 1)]
-    table = pd.DataFrame(rows)
-    with pytest.raises(NoData, match="the seeds of no model share training time"):
-        loss_curves.draw(table, against="seconds")
-    assert loss_curves.draw(table).axes
 
 
 def test_flops_are_tokens_times_the_flops_of_a_token(tmp_path, write_run):
@@ -146,53 +125,6 @@ def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
     assert "alone" not in set(table["model"])
 
 
-def selection_table(place: Path, tried: list[tuple]) -> pd.DataFrame:
-    """The figure's table of a recorded selection: lr, seed, loss, status and chosen of each run of one model."""
-    rows = [
-        ("", "transformer", "#4D4D4D", lr, "", seed, f"r{lr:g}-{seed}", loss, status, 1.0, chosen, "", "")
-        for lr, seed, loss, status, chosen in tried
-    ]
-    pd.DataFrame(rows, columns=COLUMNS).to_csv(place / "selection.csv", index=False)
-    return learning_rates.table(load_results(place))
-
-
-def test_a_rate_that_several_seeds_selected_is_drawn_at_their_mean_with_each_of_them(tmp_path, write_run):
-    write_run(tmp_path / "exp", recipe={"lr": 1e-2})
-    losses = {1e-3: (5.3,), 3e-3: (5.01, 5.17), 1e-2: (5.03, 5.05), 3e-2: (5.0, "")}
-    tried = [
-        (lr, 1000 * k, loss, "complete" if loss else "diverged", lr == 1e-2)
-        for lr, seeds in losses.items()
-        for k, loss in enumerate(seeds)
-    ]
-    table = selection_table(tmp_path / "exp", tried)
-    (axes,) = learning_rates.draw(table).axes
-    np.testing.assert_allclose(line(axes, "transformer").get_ydata(), [5.3, 5.09, 5.04, math.nan])
-    (dots,) = (drawn for drawn in axes.get_lines() if drawn.get_label() == "_seeds")
-    shown = sorted(zip(dots.get_xdata(), dots.get_ydata(), strict=True))
-    assert shown[:5] == [(3e-3, 5.01), (3e-3, 5.17), (1e-2, 5.03), (1e-2, 5.05), (3e-2, 5.0)]
-    text = learning_rates.caption(table)
-    assert text.startswith("Lines: mean over 1 or 2 seeds; dots: single seeds; ")
-    assert "Chosen: transformer 0.01 (5.04 ± 0.13, 2 seeds) " in text
-    assert ". Diverged: transformer at 0.03 (1 of 2 seeds). " in text
-
-
-def test_a_rate_that_halving_left_is_not_said_to_have_diverged(tmp_path, write_run):
-    write_run(tmp_path / "exp", recipe={"lr": 3e-3})
-    tried = [(1e-3, "", "pruned"), (3e-3, 3.0, "complete"), (1e-2, 3.2, "complete"), (3.3e-2, "", "diverged")]
-    table = selection_table(tmp_path / "exp", [(lr, 0, *outcome, lr == 3e-3) for lr, *outcome in tried])
-    text = learning_rates.caption(table)
-    assert ". Left by halving, not drawn: transformer at 0.001. Diverged: transformer at 0.033. " in text
-    (axes,) = learning_rates.draw(table).axes
-    drawn = line(axes, "transformer")
-    shown = set(drawn.get_xdata()[np.isfinite(drawn.get_ydata())])
-    assert shown == {3e-3, 1e-2}
-
-
-def test_one_learning_rate_is_no_sweep(quickstart):
-    with pytest.raises(NoData, match="two learning rates"):
-        learning_rates.table(load_results(quickstart))
-
-
 def test_other_figures_show_the_rate_of_the_lowest_validation_loss_not_test_loss(tmp_path, write_run):
     write_run(tmp_path / "exp", loss=3.0, validation_loss=3.2, recipe={"lr": 1e-3})
     write_run(tmp_path / "exp", loss=3.1, validation_loss=2.9, recipe={"lr": 1e-2})
@@ -202,14 +134,6 @@ def test_other_figures_show_the_rate_of_the_lowest_validation_loss_not_test_loss
         table = module.table(results)
         assert set(table["label"]) == {"transformer (lr=0.01)", "other"}
         assert "lowest validation loss" in module.caption(table)
-
-
-def test_hidden_options_do_not_join_two_sweeps(tmp_path, write_run):
-    for option in (1, 2):
-        sweep(tmp_path / "exp", write_run, {1e-3: (3.0 + option,), 1e-2: (3.5,)}, option=option)
-    table = learning_rates.table(load_results(tmp_path / "exp"))
-    assert table["model"].nunique() == 2
-    assert sorted(learning_rates.points(table)["mean"]) == pytest.approx([3.48, 3.48, 3.98, 4.98])
 
 
 def test_gradient_norms_are_geometric_means_smoothed_on_a_log_axis(tmp_path, write_run):
@@ -232,12 +156,6 @@ def test_gradient_norms_are_geometric_means_smoothed_on_a_log_axis(tmp_path, wri
     assert (axes.get_yscale(), axes.get_xlabel()) == ("log", "optimiser step")
     assert [found.get_ydata()[0] for found in axes.get_lines() if found.get_linestyle() == ":"] == [1.0]
     assert "running mean of 3 points" in gradient_norms.caption(table)
-
-
-def test_runs_without_gradient_norms_say_so(tmp_path, write_run):
-    rewrite(write_run(tmp_path / "exp"), [(1, 8, "train", 5.0, "", 1.0), (1, 8, "validation", 5.0, "", "")])
-    with pytest.raises(NoData, match="no run has a positive grad_norm"):
-        gradient_norms.table(load_results(tmp_path / "exp"))
 
 
 def beaten(point, points):
@@ -282,27 +200,6 @@ def test_efficiency_draws_each_front(tmp_path, write_run):
         assert f"{said}: {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}" in text
 
 
-def test_a_cost_that_is_matched_has_no_front(tmp_path, write_run):
-    for number, cost in enumerate((1e6, 2e6, 3e6)):
-        size = {"parameters": 100_000 + 900 * (number - 1), "flops_per_token": {"training": cost}}
-        write_run(tmp_path / "exp", name=f"model{number}", loss=4 - number, option=number, **size)
-    table = efficiency.table(load_results(tmp_path / "exp"))
-    flops, parameters = efficiency.draw(table).axes
-    assert line(flops, "_front").get_xydata().tolist() == [[1e6, 4], [2e6, 3], [3e6, 2]]
-    assert "_front" not in {drawn.get_label() for drawn in parameters.lines}
-    low, high = parameters.get_xlim()
-    assert high - low > 0.15 * 100_000, "what is alike must not look different"
-    text = efficiency.caption(table)
-    assert "No Pareto front over parameters: all models are alike in that (within 1%)." in text
-    assert "in all three together" not in text
-
-
-def test_one_model_has_no_front(tmp_path, write_run):
-    write_run(tmp_path / "exp")
-    with pytest.raises(NoData, match="fewer than two models"):
-        efficiency.table(load_results(tmp_path / "exp"))
-
-
 def test_layouts_are_ranked_with_the_dense_baseline_and_drawn_letter_by_letter(
     quickstart, write_run, layout_changes
 ):
@@ -329,25 +226,6 @@ def test_layouts_are_ranked_with_the_dense_baseline_and_drawn_letter_by_letter(
     spread = right.containers[0].lines[2][0].get_segments()[0][:, 0]
     np.testing.assert_allclose(spread, [2.95 - 12.7062047 * 0.05, 2.95 + 12.7062047 * 0.05], rtol=1e-6)
     assert "all is best of 5, hypergraph bookend last by 0.1685" in layout_ranking.caption(table)
-
-
-def test_layouts_are_ranked_by_the_mean_of_their_seeds(tmp_path, write_run):
-    """The seed that did best of all is of the layout that does worse."""
-    losses = {"SFSF": (2.5, 3.9), "SSFF": (3.0, 3.1)}
-    for pattern, pair in losses.items():
-        for seed, loss in enumerate(pair):
-            model = {"preset": "hypergraph", "pattern": pattern}
-            write_run(tmp_path / "exp", name=pattern, seed=seed, loss=loss, model=model)
-    table = layout_ranking.table(load_results(tmp_path / "exp"))
-    assert list(table["label"].unique()) == ["SSFF", "SFSF"]
-    assert "SSFF is best of 2, SFSF last by 0.1500" in layout_ranking.caption(table)
-
-
-def test_one_layout_cannot_be_ranked(tmp_path, write_run):
-    write_run(tmp_path / "exp")
-    write_run(tmp_path / "exp", name="other", model={"preset": "hypergraph", "pattern": "SFSF"})
-    with pytest.raises(NoData, match="two layouts"):
-        layout_ranking.table(load_results(tmp_path / "exp"))
 
 
 def test_states_and_where_they_cross_the_dense_one(tmp_path, write_run):
@@ -434,24 +312,3 @@ def test_patterns_are_what_their_masks_say():
     assert {int(part) for part in branch[15]} == {0, 1, 2}
     assert (branch[causal & (near < 5)] == 0).all()
     assert (branch[12:, :2] == 1).all()
-
-
-def test_results_without_blocks_have_no_patterns(tmp_path, write_run):
-    write_run(tmp_path / "exp", blocks=[])
-    with pytest.raises(NoData, match="no run names its mixers"):
-        patterns.table(load_results(tmp_path / "exp"))
-
-
-def test_listed_figures_of_runs_name_their_runs_seeds_and_text(quickstart):
-    results = load_results(quickstart)
-    wanted = {"loss_against_time", "gradient_norms", "efficiency", "layout_ranking", "state_and_memory"}
-    entries = [entry for entry in listed() if entry.name in wanted]
-    assert {entry.name for entry in entries} == wanted
-    for entry in entries:
-        for need in entry.needs:
-            require(need, results)
-        module = import_module(f"analysis.figures.{entry.family}")
-        table = module.table(results, **entry.options)
-        assert set(table["run"]) == set(results.runs["run"])
-        assert tuple(table.columns) == module.COLUMNS
-        assert "Seeds 0, 1. Trained on pydocs." in module.caption(table, **entry.options)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.figure_reading import framed
 
 from analysis.figures import inference
 from analysis.files import NoData
@@ -43,13 +42,6 @@ def test_a_panel_a_case_and_a_line_a_form():
     assert (mesa.get_title("left"), cayley.get_title("left")) == ("mesa", "cayley")
 
 
-@pytest.mark.parametrize("cases", [1, 2, 3, 4, 5, 7])
-def test_a_panel_each_for_any_number_of_cases_and_no_empty_frame(cases: int):
-    names = [f"case {n}" for n in range(cases)]
-    rows = pd.DataFrame([row(name, "triton", 512, 0.1) for name in names])
-    assert [axes.get_title("left") for axes in framed(draw(rows, "model", "backend"))] == names
-
-
 @pytest.mark.slow
 def test_a_figure_a_mode_beside_the_table(tmp_path: Path):
     table = tmp_path / "kernels.csv"
@@ -59,13 +51,6 @@ def test_a_figure_a_mode_beside_the_table(tmp_path: Path):
         f"kernels_{mode}.{kind}" for mode in ("forward", "forward_backward") for kind in ("svg", "png")
     }
     assert all((tmp_path / name).stat().st_size > 1000 for name in names)
-
-
-def test_tables_of_other_suites_and_of_no_times_have_no_figure(tmp_path: Path):
-    other, empty = tmp_path / "latency.csv", tmp_path / "kernels.csv"
-    pd.DataFrame(ROWS).to_csv(other, index=False)
-    pd.DataFrame([x for x in ROWS if not x["milliseconds_median"]]).to_csv(empty, index=False)
-    assert draw_table(other) == draw_table(empty) == draw_table(tmp_path / "models.csv") == []
 
 
 def test_inference_is_drawn_against_the_context(inference_csv):
@@ -97,27 +82,9 @@ def test_the_caption_of_inference_says_where_and_what_is_missing(inference_csv):
     assert text.endswith("Not measured, for time or memory: nsa (prefill, 4,096) and nsa (decode, 4,096).")
 
 
-@pytest.mark.slow
-def test_figures_of_inference_stand_beside_its_table(inference_csv, tmp_path: Path):
-    names = {path.name for path in inference.draw_file(inference_csv)}
-    assert names == {
-        f"{name}.{kind}" for name in ("inference", "inference_batch_8") for kind in ("svg", "png")
-    }
-    assert inference.draw_file(inference_csv.rename(tmp_path / "other.csv")) == []
-
-
 def test_a_table_of_inference_that_cannot_serve_says_why(inference_csv, tmp_path: Path):
     with pytest.raises(NoData, match="no times of 4 sequence"):
         inference.read(inference_csv, batch=4)
     (tmp_path / "short.csv").write_text("suite,model\na,b\n")
     with pytest.raises(NoData, match="no column color"):
         inference.read(tmp_path / "short.csv", batch=1)
-
-
-def test_times_of_inference_in_two_precisions_are_never_joined(inference_csv):
-    table = pd.read_csv(inference_csv)
-    shorter = table[table["tokens"] < 4096].assign(precision="bfloat16")
-    pd.concat([shorter, table]).to_csv(inference_csv, index=False)
-    rows = inference.read(inference_csv, batch=8)
-    assert set(rows["precision"]) == {"float32"}
-    assert len(rows) == len(table[table["batch"] == 8])

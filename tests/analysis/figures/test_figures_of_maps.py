@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib.colors import Normalize
-from support.figure_reading import framed
 from support.probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
-from analysis.plotting.sentence_maps import _known, draw_maps, token_label
 
 
 @pytest.mark.slow
@@ -74,36 +70,3 @@ def test_selected_maps_show_the_share_of_heads(probed):
         for query in range(len(sentence()))
     )
     assert f"orthgsa {pairs / 3 / len(sentence()):.1f}." in selected_maps.caption(table)
-
-
-def test_a_model_of_one_layer_beside_a_deeper_one_leaves_no_empty_frame():
-    places = {"deep": ("first", "middle", "last"), "shallow": ("first",)}
-    rows = [
-        {"label": label, "place": place, "layer": layer, "query": query, "key": query, "text": f" {query}"}
-        for label, found in places.items()
-        for layer, place in enumerate(found)
-        for query in range(3)
-    ]
-    table = pd.DataFrame(rows).assign(heads="head 0", weight=1.0)
-    shown = framed(draw_maps(table, Normalize(0, 1), "weight"))[:-1]  # the last is the colour bar
-    assert [axes.get_title() for axes in shown] == [f"layer {n}, head 0" for n in (0, 1, 2, 0)]
-
-
-def test_ticks_name_the_tokens_whatever_these_read():
-    """Each reads the one before it, and none itself."""
-    rows = [{"query": query, "key": max(0, query - 1), "text": f" {query}"} for query in range(3)]
-    table = pd.DataFrame(rows).assign(label="one", place="first", layer=0, heads="head 0", weight=1.0)
-    axes = draw_maps(table, Normalize(0, 1), "weight").axes[0]
-    for labels in (axes.get_yticklabels(), axes.get_xticklabels()):
-        assert [text.get_text() for text in labels] == ["␣0", "␣1", "␣2"]
-
-
-def test_a_token_fits_its_tick_and_is_no_mathematics():
-    assert token_label(" the") == "␣the"
-    assert len({token_label(text) for text in ("a", " a", "a ", "  a", " ", "  ", "")}) == 7
-    assert set("␣⏎→□…") <= {chr(code) for code in _known()}
-    assert token_label("\n") == "⏎"
-    assert token_label("\n  ") == "⏎␣␣"
-    assert token_label("$5") == r"\$5"
-    assert token_label("extraordinary") == "extraord…"
-    assert token_label("日本") == "□□"

@@ -10,8 +10,7 @@ from support import residual_tables
 from support.probe_tables import measure, write_table
 
 from analysis import load_results
-from analysis.figures import composite_gain, gradient_depth, recurrence, singular_values, solver, stream_pca
-from analysis.files import NoData
+from analysis.figures import composite_gain, gradient_depth, singular_values, stream_pca
 
 H = {
     0: np.array([[2.0, 1.0], [0.0, 1.0]]),
@@ -106,21 +105,6 @@ def test_several_models_with_plain_residuals_are_one_line_of_ones(tmp_path, writ
     assert "Plain residual: kda and transformer, 1 by definition" in composite_gain.caption(table)
 
 
-@pytest.mark.slow
-def test_a_gain_beyond_fp64_ends_its_line(tmp_path, write_run):
-    run = write_run(tmp_path / "exp", "transformer hc", model={"residual": "hc", "depth": 1})
-    values = {"mixer": 1e300, "channel": math.inf}
-    rows = [
-        measure(name, value, layer=0, part=part)
-        for part, value in values.items()
-        for name in composite_gain.PANELS
-    ]
-    write_table(run, "measures", rows)
-    table = composite_gain.table(load_results(tmp_path / "exp"))
-    assert list(line(composite_gain.draw(table).axes[0], "transformer hc").get_ydata()) == [1e300]
-    assert "inf / inf / inf (1 layers)" in composite_gain.caption(table)
-
-
 def test_singular_values_by_rank_of_the_deepest_model(tmp_path, write_run):
     write_two_streams(tmp_path / "exp", write_run, depth=1)
     write_two_streams(tmp_path / "exp", write_run, depth=2)
@@ -177,20 +161,3 @@ def test_stream_dimensions_after_the_first_layer_half_way_and_at_the_end(tmp_pat
         np.testing.assert_allclose(line(energy, "transformer hc").get_ydata(), [1 - 0.1 * layer, 1])
         np.testing.assert_allclose(line(error, "transformer hc").get_ydata(), [math.sqrt(0.1 * layer)])
     assert "transformer hc 60.0 %" in stream_pca.caption(table)
-
-
-def test_one_stream_has_neither_spectrum_nor_dimensions(tmp_path, write_run):
-    run = write_run(tmp_path / "exp")
-    write_table(run, "measures", residual_tables.residual("add", 4, np.random.default_rng(0)))
-    for family in (singular_values, stream_pca):
-        with pytest.raises(NoData, match="one residual stream"):
-            family.table(load_results(tmp_path / "exp"))
-
-
-def test_runs_without_probes_say_what_to_run(quickstart):
-    results = load_results(quickstart)
-    for family in (composite_gain, singular_values, gradient_depth, stream_pca, recurrence, solver):
-        with pytest.raises(
-            NoData, match=r"no run has the measure .*run\.py job=probe runs=\S+/results/quickstart "
-        ):
-            family.table(results)

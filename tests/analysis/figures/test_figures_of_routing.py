@@ -8,14 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from support import residual_tables
-from support.figure_reading import framed
 from support.probe_tables import write_table
 from support.seen_figures import dashes
 
 from analysis import load_results
-from analysis.figures import load_balance, mutual_information, routing_map, timeline_tokens
-from analysis.files import NoData
-from analysis.loading.probes import one_model
+from analysis.figures import mutual_information, timeline_tokens
 
 COUNTS = {
     (0, 0): np.array([[30, 5, 1, 0], [2, 20, 6, 9]]),
@@ -174,58 +171,3 @@ def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
         f"layer 0, head 0: of all heads the one whose timeline says most about the token ({information(counts):.3f}"
         in (timeline_tokens.caption(table))
     )
-
-
-def test_of_many_choices_the_most_loaded_are_shown():
-    many = timeline_tokens.MOST_CHOICES + 2
-    rows = pd.DataFrame({"choice": range(many), "token": 7, "count": range(10, 10 + many)})
-    chosen = timeline_tokens._most_loaded(timeline_tokens.with_lift(rows))
-    assert sorted(chosen) == list(range(2, many))
-
-
-@pytest.mark.parametrize("choices", [1, 2, 3, 5])
-def test_a_panel_a_choice_and_no_empty_frame(choices):
-    names = range(choices)
-    table = pd.DataFrame({"choice": names, "text": [f" {n}" for n in names], "share": 1 / choices})
-    figure = timeline_tokens.draw(table.assign(noun="timeline", lift=2.0, count=5, total=9))
-    titles = [axes.get_title("left") for axes in framed(figure)]
-    assert titles == [f"timeline {n}: {100 / choices:.0f} % of tokens" for n in names]
-
-
-def test_a_token_that_went_somewhere_just_five_times_is_typical(tmp_path, write_run):
-    """As the caption says, "at least 5"; one of four is too rare."""
-    write_routed(tmp_path / "exp", write_run, counts={(0, 0): np.array([[5, 20, 0], [0, 30, 4]])})
-    table = timeline_tokens.table(load_results(tmp_path / "exp"))
-    assert sorted(table["count"]) == [5, 30]
-
-
-def test_too_little_text_has_no_typical_tokens(tmp_path, write_run):
-    write_routed(tmp_path / "exp", write_run, counts={(0, 0): np.array([[1, 2], [3, 4]])})
-    with pytest.raises(NoData, match="no token went to one place 5 times"):
-        timeline_tokens.table(load_results(tmp_path / "exp"))
-
-
-def test_runs_without_routers_say_what_to_run(quickstart):
-    results = load_results(quickstart)
-    for family in (mutual_information, timeline_tokens, routing_map):
-        with pytest.raises(
-            NoData, match=r"no run has probes/\w+\.parquet; .*job=probe runs=\S+/results/quickstart "
-        ):
-            family.table(results)
-    with pytest.raises(NoData, match="no run has the measure load"):
-        load_balance.table(results)
-
-
-def test_one_router_of_one_run_stands_for_all():
-    """Mixers before channel mixers, then by block, label and seed; never two seeds or two routers together."""
-    names = ["part", "block", "label", "seed", "run"]
-    rows = [
-        ("channel", "experts", "a", 0, "r0"),
-        ("mixer", "streams", "a", 0, "r0"),
-        ("mixer", "memories", "b", 0, "r2"),
-        ("mixer", "memories", "a", 1, "r1"),
-        ("mixer", "memories", "a", 0, "r0"),
-        ("mixer", "memories", "a", 0, "r0"),
-    ]
-    found = one_model(pd.DataFrame(rows, columns=names))
-    assert found.to_numpy().tolist() == [list(rows[-1])] * 2

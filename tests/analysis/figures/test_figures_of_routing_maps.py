@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from support.probe_tables import measure, write_table
@@ -11,7 +10,7 @@ from support.residual_tables import ROUTERS
 
 from analysis import load_results
 from analysis.figures import load_balance, routed_sentence, routing_choices, routing_map
-from analysis.plotting.style import PALETTE, choice_colors
+from analysis.plotting.style import PALETTE
 
 
 def line(axes, label):
@@ -53,15 +52,6 @@ def test_the_map_shows_first_choices_more_opaque_if_more_probable(tmp_path, writ
     assert "mean 0.60; 35% opaque at 0.25, an even router's), in the strip below it the second (0.10)" in said
     assert "for each token of one held-out sentence" in said
     assert said.startswith("hypergraph interlaced_sf, router of hypergraph, layers 0 and 2: the timeline")
-
-
-@pytest.mark.parametrize("choices", [2, 6, 256])
-def test_an_even_router_is_not_white_and_a_sure_ones_colours_are_full(choices):
-    """However many choices there are; in between more opaque if more probable."""
-    shown = [routing_map.opacity(p / choices, choices) for p in np.linspace(0, choices, 50)]
-    assert (shown[0], shown[-1]) == (0, 1)
-    assert np.diff(shown).min() > 0
-    assert routing_map.opacity(1 / choices, choices) >= 0.3
 
 
 PROBABILITIES = {
@@ -132,58 +122,6 @@ def test_each_timeline_has_its_tokens_in_their_order(tmp_path, write_run):
 
 
 @pytest.mark.slow
-def test_a_token_in_two_memories_stands_in_both_the_second_outlined(tmp_path, write_run):
-    table = routed_sentence.table(write_choices(tmp_path, write_run, taken=2))
-    (axes,) = routed_sentence.draw(table).axes
-    lines = {height: [] for height in range(3)}
-    for text, patch in zip(axes.texts, axes.patches, strict=True):
-        lines[text.get_position()[1]].append((text.get_text(), patch.get_fill()))
-    assert lines == {
-        0: [("The", True), ("␣cat", True), ("␣sat", False)],
-        1: [("The", False), ("␣cat", False)],
-        2: [("␣sat", True)],
-    }
-    assert "outlined: its further choices" in routed_sentence.caption(table)
-
-
-@pytest.mark.slow
-def test_of_many_experts_those_that_read_most_are_listed_and_long_lines_go_on(tmp_path, write_run):
-    run = write_run(tmp_path / "exp", "moe", blocks=ROUTERS)
-    at = {"part": "channel", "block": "moe", "layer": 0, "head": 0, "rank": 0, "probability": 0.5}
-    experts = [20] * 30 + [*range(12), *range(6)]
-    write_table(run, "routes", [{**at, "position": p, "choice": e} for p, e in enumerate(experts)])
-    write_table(run, "sentence", [{"position": p, "token": p, "text": "word"} for p in range(len(experts))])
-    table = routed_sentence.table(load_results(tmp_path / "exp"))
-    assert list(table["choice"].drop_duplicates().sort_values()) == [*range(7), 20]
-    (axes,) = routed_sentence.draw(table).axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()][-1] == "expert 20"
-    last = [text.get_position() for text in axes.texts if text.get_position()[1] >= 7]
-    assert [column for column, _ in last] == [5 * n for n in range(13)] * 2 + [0, 5, 10, 15]
-    assert "the 8 of 21 experts that get most of them" in routed_sentence.caption(table)
-
-
-@pytest.mark.slow
-def test_the_map_says_which_of_the_models_and_layers_it_shows(tmp_path, write_run):
-    for name in ("a", "b"):
-        run = write_run(tmp_path / "exp", name, option=name, blocks=ROUTERS)
-        at = {"part": "mixer", "block": "mom", "head": 0, "position": 0, "rank": 0, "probability": 0.5}
-        write_table(run, "routes", [{**at, "layer": layer, "choice": layer % 2} for layer in range(6)])
-        write_table(run, "sentence", [{"position": 0, "token": 0, "text": "The"}])
-    said = routing_map.caption(routing_map.table(load_results(tmp_path / "exp")))
-    shown = "layers 0, 2, 3 and 5 (routed: 0, 1, 2, 3, 4 and 5)"
-    assert said.startswith(f"a, router of mom (one of the routers of a and b), {shown}: the memory")
-
-
-def test_more_choices_than_colours_share_the_last_one():
-
-    choices = pd.Series([9] * 3 + [0] * 2 + list(range(1, 9)) * 1)
-    colors = choice_colors(choices)
-    assert len(set(colors.values())) == len(PALETTE)
-    assert sum(color == PALETTE[-1] for color in colors.values()) == 3
-    assert PALETTE[-1] not in (colors[9], colors[0])
-
-
-@pytest.mark.slow
 def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "moe")
     loads = {(0, 0): [0.1, 0.6, 0.2, 0.1], (0, 1): [0.25, 0.25, 0.25, 0.25], (1, 0): [0.0, 0.0, 0.3, 0.7]}
@@ -231,19 +169,3 @@ def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):
     said = load_balance.caption(table)
     for part in ("both, moe: 4 experts", "both, mom: 2 memories", "memories: 2 memories"):
         assert part in said
-
-
-@pytest.mark.slow
-def test_heads_of_two_seeds_have_a_dot_each(tmp_path, write_run):
-    values = {0: [1.0, 3.0], 1: [3.5, 1.5]}
-    for seed, heads in values.items():
-        run = write_run(tmp_path / "exp", "moe", seed)
-        at = {"part": "channel", "block": "moe", "layer": 0}
-        write_table(
-            run, "measures", [measure("imbalance", value, head=h, **at) for h, value in enumerate(heads)]
-        )
-    table = load_balance.table(load_results(tmp_path / "exp"))
-    imbalance = load_balance.draw(table).axes[0]
-    assert sorted(line(imbalance, "_heads").get_ydata()) == [1.0, 1.5, 3.0, 3.5]
-    np.testing.assert_allclose(line(imbalance, "moe").get_ydata(), [2.25])
-    assert "dots, single heads of each seed." in load_balance.caption(table)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from support import pretended_runs
-from support.figure_reading import framed, line
+from support.figure_reading import line
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
-from analysis.figure_entry import TASKS, TEXT
 from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
-from analysis.files import NoData
-from analysis.gallery import draw, draw_figures, listed
-from analysis.plotting.axes import chance_text, model_panels, task_panels
+from analysis.gallery import draw
+from analysis.plotting.axes import chance_text, task_panels
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +45,6 @@ def test_curves_are_means_over_seeds_of_one_task(study):
     assert line(panels["mqar"], "_copying").get_ydata()[0] == 0.25
 
 
-def test_validations_without_an_accuracy_are_not_drawn():
-    """Rows of a record from before accuracies, or of a text among the runs."""
-    results = pretended_runs.pretended(pretended_runs.model("kda mqar", [0.5], data="mqar"))
-    rows = results.metrics.assign(accuracy=0.5)
-    of_validation = rows["split"] == "validation"
-    first = rows.index[of_validation][0]
-    rows.loc[first, "accuracy"] = float("nan")
-    drawn = task_curves.table(replace(results, metrics=rows))
-    assert len(drawn) == of_validation.sum() - 1
-    with pytest.raises(NoData, match="no run has a validation row with its accuracy"):
-        task_curves.table(replace(results, metrics=rows.assign(accuracy=float("nan"))))
-
-
 @pytest.mark.slow
 def test_difficulty_is_what_the_task_says_and_of_the_test_split(study):
     table = task_difficulty.table(study)
@@ -85,19 +67,6 @@ def test_difficulty_is_what_the_task_says_and_of_the_test_split(study):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hardest", "scale"), [(31, "linear"), (32, "log"), (40, "log")])
-def test_few_difficulties_are_points_of_their_own(tmp_path, write_run, hardest: int, scale: str):
-    """On a logarithmic axis where they span a factor of sixteen or more."""
-    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
-    rows = ["test,difficulty,2,10,9,1", f"test,difficulty,{hardest},30,3,1", "validation,difficulty,2,10,1,1"]
-    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\n" + "\n".join(rows))
-    (axes,) = task_difficulty.draw(task_difficulty.table(load_results(tmp_path / "exp"))).axes
-    drawn = line(axes, "kda")
-    assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([2, hardest], [0.9, 0.1])
-    assert axes.get_xscale() == scale
-
-
-@pytest.mark.slow
 def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, write_run):
     folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
     rows = ["test,position,0,10,9,4", "test,position,15,30,3,16", "test,position,16,10,1,3"]
@@ -110,14 +79,6 @@ def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, wri
     np.testing.assert_allclose(line(axes, "kda").get_ydata(), [0.5, 0.3, 0.05])
     assert level_of_chance(axes) == pytest.approx(np.log(2))
     assert axes.get_ylabel() == "loss (nats/answer)"
-
-
-@pytest.mark.slow
-def test_tasks_that_ask_in_one_bucket_have_no_curve_along_the_sequence(tmp_path, write_run):
-    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
-    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\ntest,position,3,10,9,4\n")
-    with pytest.raises(NoData, match="no task asks both within its first 16 tokens and later"):
-        task_positions.table(load_results(tmp_path / "exp"))
 
 
 @pytest.mark.slow
@@ -134,12 +95,6 @@ def test_state_is_that_of_the_tasks_length_and_sizes_of_a_model_are_one_line(tmp
     drawn = line(axes, "kda")
     assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([3200, 6400], [0.5, 0.9])
     assert "Without a state, and not drawn: mesanet." in task_state.caption(table)
-
-
-def test_runs_of_before_states_at_the_tasks_length_have_no_such_figure(tmp_path, write_run):
-    write_task_run(write_run, tmp_path / "exp", "kda", "mqar", size=None)
-    with pytest.raises(NoData, match="state_bytes_context"):
-        draw("task_state", load_results(tmp_path / "exp"))
 
 
 @pytest.mark.slow
@@ -171,22 +126,6 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     assert shades[models.index("mesanet"), 0] == pytest.approx(0.6)  # of what is left above copying
 
 
-@pytest.mark.slow
-def test_a_task_that_copying_solves_is_white(study):
-    rows = task_accuracy.table(study)
-    rows.loc[rows["task"] == "mqar", "shortcut"] = 1.0
-    (axes,) = task_accuracy.draw(rows).axes
-    assert (axes.images[0].get_array()[:, 0] == 0).all()
-
-
-@pytest.mark.slow
-def test_a_task_that_a_model_was_not_tried_on_is_a_dash(tmp_path, write_run):
-    for model, task in (("kda", "mqar"), ("transformer", "mqar"), ("kda", "parity")):
-        write_task_run(write_run, tmp_path / "exp", model, task)
-    (axes,) = task_accuracy.draw(task_accuracy.table(load_results(tmp_path / "exp"))).axes
-    assert sum(text.get_text() == "–" for text in axes.texts) == 1
-
-
 def test_levels_are_explained_with_their_numbers():
     """The caption speaks of copying only where its line is drawn."""
     table = pd.DataFrame({"task": ["mqar", "parity"], "chance": [1 / 32, 0.5]})
@@ -216,39 +155,6 @@ def test_copying_is_a_dotted_line_where_it_gets_more_than_chance(shortcut: dict)
         if drawn.get_label() == "_copying"
     }
     assert dotted == ({"mqar": (":", [0.381, 0.381])} if shortcut.get("shortcut", [None])[0] else {})
-
-
-@pytest.mark.parametrize("tasks", [1, 2, 3, 5])
-def test_a_panel_a_task_and_no_empty_frame(tasks: int):
-    names = [f"task {n}" for n in range(tasks)]
-    figure, places = task_panels(pd.DataFrame({"task": names, "chance": 0.5}), 0.2)
-    assert list(places) == names
-    assert framed(figure) == list(places.values())
-
-
-@pytest.mark.slow
-def test_figures_of_text_and_of_tasks_do_not_meet(tmp_path, write_run):
-    entries = {entry.name: entry.of for entry in listed()}
-    assert {name for name, of in entries.items() if of == TASKS} == {
-        *("task_accuracy", "task_attention", "task_curves", "task_difficulty", "task_positions", "task_state")
-    }
-    assert entries["loss_against_tokens"] == entries["comparison"] == entries["learning_rates"] == TEXT
-    for seed in (0, 1):
-        write_task_run(write_run, tmp_path / "exp", "kda", "mqar", seed)
-        write_run(tmp_path / "exp", "transformer", seed)
-    _, _, table = draw("comparison", load_results(tmp_path / "exp"))
-    assert set(table["label"]) == {"transformer"}
-    _, _, table = draw("task_accuracy", load_results(tmp_path / "exp"))
-    assert set(table["model"]) == {"kda"}
-
-
-@pytest.mark.long
-def test_a_study_of_tasks_draws_its_own_figures_and_none_of_text(study, tmp_path):
-    shown = {one.name: one.missing for one in draw_figures(study, tmp_path)}
-    assert {name for name, missing in shown.items() if "failed" in missing} == set()
-    assert not {"loss_against_tokens", "comparison", "efficiency"} & shown.keys()
-    for name in ("task_accuracy", "task_curves", "task_difficulty", "task_state"):
-        assert shown[name] == ""
 
 
 @pytest.mark.slow
@@ -301,17 +207,3 @@ def test_the_axis_says_what_the_difficulty_of_the_task_is_where_any_run_recorded
     axes = Figure().subplots()
     task_difficulty._difficulty_axis(axes, pd.DataFrame({"difficulty": [1.0, 4.0], "hardness": hardness}))
     assert axes.get_xlabel() == named
-
-
-def test_a_curve_of_many_points_has_eight_markers_or_so_and_a_short_one_has_all():
-    table = pd.DataFrame(
-        {"task": "mqar", "model": ["long", "short"], "color": "#117733", "chance": 0.1, "points": [24, 3]}
-    )
-
-    def curve(rows: pd.DataFrame) -> pd.DataFrame:
-        places = np.arange(rows["points"].iloc[0], dtype=float)
-        return pd.DataFrame({"mean": places, "min": places, "max": places}, index=places)
-
-    _, panels = model_panels(table, curve)
-    assert line(panels["mqar"], "long").get_markevery() == 3
-    assert line(panels["mqar"], "short").get_markevery() == 1

@@ -10,7 +10,6 @@ import pytest
 from analysis import load_results
 from analysis.caveats import caveats
 from analysis.figures import scaling
-from analysis.files import NoData
 from analysis.gallery import draw
 from analysis.statistics import fit_line, fit_with_floor
 
@@ -67,15 +66,6 @@ def test_what_the_data_do_not_bound_is_open():
     assert (found.low, found.high) == (0.0, math.inf)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("noise", [0.001, 0.003])  # intervals of some and of many steps of the search
-def test_the_profile_with_a_floor_covers(noise: float):
-    generator, sizes = np.random.default_rng(0), np.geomspace(1e5, 3e6, 8)
-    true = np.array(law(sizes, 0.5, floor=2.0, factor=300))
-    found = [fit_with_floor(sizes, true * np.exp(noise * generator.standard_normal(8))) for _ in range(200)]
-    assert np.mean([one.low <= 0.5 <= one.high for one in found]) == pytest.approx(0.95, abs=0.04)
-
-
 def study(place, write_run, widths=(32, 64, 128), **exponents):
     """Runs of models that follow a law exactly at their best of two rates."""
     for name, exponent in exponents.items():
@@ -108,24 +98,3 @@ def test_every_model_has_the_exponents_of_its_best_rates(tmp_path, write_run):
     budgets = [text for text in caveats(results) if "budgets" in text]
     assert budgets == ["unequal training budgets, equal at each size: 16.4M tokens (4 runs), 1.02M tokens (4 runs) and "
                        "4.10M tokens (4 runs)."]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_four_sizes_tell_of_a_floor(tmp_path, write_run):
-    study(tmp_path / "exp", write_run, widths=(32, 48, 64, 96), steep=0.12)
-    _, caption, table = draw("scaling", load_results(tmp_path / "exp"))
-    assert "With an irreducible loss, L = E + A·N^−α, against parameters: steep 0.12" in caption
-    assert table["floor_parameters_non_embedding"].iloc[0] == pytest.approx(0.12, rel=0.01)
-
-
-def test_two_sizes_are_no_law(tmp_path, write_run):
-    study(tmp_path / "exp", write_run, widths=(32, 64), steep=0.12)
-    with pytest.raises(NoData, match=r"at 3 sizes or more: python run.py --multirun \+experiment=scaling"):
-        scaling.table(load_results(tmp_path / "exp"))
-
-
-def test_three_seeds_of_one_size_are_no_law(tmp_path, write_run):
-    for seed in range(3):
-        write_run(tmp_path / "exp", seed=seed, loss=3.0 + 0.01 * seed)
-    with pytest.raises(NoData, match="no model was tested at 3 sizes or more"):
-        scaling.table(load_results(tmp_path / "exp"))

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.pretended_runs import model, pretended
 from support.task_runs import write_task_run
 
 from analysis import load_results
-from analysis.figures import learning_rates, loss_curves
+from analysis.figures import learning_rates
 from analysis.loading import tables
 from analysis.loading.probes import best_rates, with_selection
 
@@ -71,13 +70,6 @@ def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swe
     assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
 
 
-def test_one_run_without_a_score_of_the_whole_split_has_all_compared_by_their_curves():
-    """The best rate is not lost, or chosen by another measure, as its run alone lacks the score."""
-    low = model("kda", [3.1], lr=1e-3, validation_loss=2.0)
-    high = model("kda", [2.9], lr=1e-2, validation_loss=None)
-    assert rates(pretended(low, high)) == [1e-2]
-
-
 def test_runs_without_an_identity_are_a_sweep_too(swept):
     for folder in swept({1e-3: [[3.0]], 1e-2: [[3.5]]}).runs["folder"]:
         (Path(folder) / "identity.json").unlink()
@@ -112,30 +104,6 @@ def test_a_selection_by_several_seeds_counts_its_rates_once_and_its_seeds_in_eac
     assert found["selected_among"].to_dict() == {"one": 2, "three": 2}
 
 
-def test_only_rates_that_were_selected_are_named_at_an_end_of_those_tried():
-    rows = [
-        {"task": "", "model": "kda", "edge": "lowest", "chosen": True},
-        {"task": "", "model": "nsa", "edge": "lowest", "chosen": False},
-        {"task": "", "model": "mla", "edge": "highest", "chosen": False},
-    ]
-    (caveat,) = tables.caveats(pd.DataFrame(rows))
-    assert "was selected for kda: a lower one" in caveat
-
-
-def test_a_selection_that_was_recorded_twice_counts_once(tmp_path, write_run):
-    """Beside the runs, and in a folder that was published of them: its cost would double."""
-    run = write_run(tmp_path / "exp")
-    rows = [
-        {"model": "kda", "lr": lr, "seconds": 30.0, "chosen": lr == 3e-3, "confirmed_by": run.name}
-        for lr in (1e-3, 3e-3)
-    ]
-    for folder in (tmp_path / "exp", tmp_path / "stored"):
-        folder.mkdir(exist_ok=True)
-        pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(folder / tables.FILE, index=False)
-    found = load_results(tmp_path).selection
-    assert (found["lr"].tolist(), found["seconds"].sum()) == ([1e-3, 3e-3], 60.0)
-
-
 @pytest.mark.slow
 def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp_path):
     swept({1e-3: [[3.0]], 1e-2: [[3.5]]}, "unknown", 1)
@@ -145,22 +113,6 @@ def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp
     shown = best_rates(results)
     assert sorted(shown.loc[shown["name"] == "unknown", "lr"]) == [1e-3, 1e-2]
     assert list(shown.loc[shown["name"] == "known", "lr"]) == [1e-2]
-
-
-@pytest.mark.slow
-def test_training_losses_choose_nothing(swept, tmp_path):
-    results = swept({1e-3: [[3.0]], 1e-2: [[3.5]]})
-    for run in results.runs.itertuples():
-        with (tmp_path / "exp" / run.run / "metrics.csv").open("a") as file:
-            file.write(f"9,9,train,{0.001 / run.lr}\n")
-    assert rates(load_results(tmp_path / "exp")) == [1e-3]
-
-
-@pytest.mark.slow
-def test_curves_are_ordered_by_where_they_end(swept):
-    swept({1e-3: [[3.0, 2.0, 3.6]]}, "turned", 1)
-    results = swept({1e-3: [[3.5, 3.4, 3.3]]}, "steady", 2)
-    assert loss_curves._by_final_loss(loss_curves.table(results)) == ["steady", "turned"]
 
 
 def test_of_several_settings_at_a_rate_the_lowest_mean_is_drawn_and_not_the_luckiest_seed():

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
@@ -74,17 +73,6 @@ def test_deeply_nested_files_are_broken_or_do_without(tmp_path, write_run):
     assert all("nested too deep" in problem for problem in results.problems)
 
 
-def test_odd_failures_and_folder_names_are_named(tmp_path, write_run):
-    write_run(tmp_path / "exp", seed=0)
-    failed = tmp_path / "exp" / "failed"
-    failed.mkdir()
-    (failed / "failure.json").write_text(json.dumps({"message": "\udcff", "step": 10**30}))
-    os.mkdir(os.fsencode(tmp_path / "exp") + b"/\xff")
-    results = load_results(tmp_path / "exp")
-    assert set(results.unfinished["status"]) == {"failed", "foreign"}
-    "\n".join(results.problems).encode()
-
-
 def test_numbers_too_large_for_a_column_of_metrics_are_left_empty(tmp_path, write_run):
     folder = write_run(tmp_path / "exp")
     (folder / "metrics.csv").write_text(
@@ -119,21 +107,6 @@ def test_a_curve_that_ends_too_early_is_shown_and_named(tmp_path, write_run):
     assert any(half.name in text and "its curve is short" in text for text in caveats(results))
 
 
-@pytest.mark.slow
-def test_rows_of_an_export_without_a_run_are_left_out(tmp_path, write_run):
-    for seed in range(3):
-        write_run(tmp_path / "exp", seed=seed)
-    load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
-    frame = pd.read_parquet(tmp_path / "out" / "runs.parquet")
-    frame.loc[0, "run"] = None
-    frame.loc[1, "name"] = None
-    frame.to_parquet(tmp_path / "out" / "runs.parquet")
-    results = load_results(tmp_path / "out")
-    assert list(results.runs["seed"]) == [2]
-    (problem,) = results.problems
-    assert "2 of 3 rows without experiment, run, name, folder or setting were left out" in problem
-
-
 def test_a_folder_that_may_not_be_entered_is_named(tmp_path, write_run, monkeypatch):
     write_run(tmp_path / "exp", seed=0)
     closed = write_run(tmp_path / "exp", seed=1)
@@ -153,15 +126,6 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path, write_run, monkeypa
         monkeypatch.undo()
         for folder in (closed, half / "probes"):
             folder.chmod(0o755)
-
-
-@pytest.mark.parametrize("part", ["figures", "tables"])
-def test_a_file_in_the_place_of_a_part_of_a_report_is_too(tmp_path, write_run, part):
-    write_run(tmp_path / "exp")
-    (tmp_path / "exp" / "report").mkdir()
-    (tmp_path / "exp" / "report" / part).write_text("notes")
-    with pytest.raises(ResultsError, match=rf"exp/report/{part} is a file; move or rename it"):
-        write_report(tmp_path / "exp")
 
 
 @pytest.mark.parametrize("place", ["report", "report/deeper"])

@@ -80,27 +80,6 @@ def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run)
     assert len(listed.runs) == 3
 
 
-def test_a_run_of_another_experiment_does_not_take_the_place_of_an_exported_one(tmp_path, write_run):
-    """A run's id says nothing of its experiment: two experiments may hold the same."""
-    write_run(tmp_path / "a", run="same", loss=3.0)
-    load_results(tmp_path / "a").to_parquet(tmp_path / "stored")
-    shutil.rmtree(tmp_path / "a")
-    write_run(tmp_path / "b", run="same", loss=2.0)
-    runs = load_results([tmp_path / "stored", tmp_path / "b"]).runs
-    assert dict(zip(runs["experiment"], runs["test_loss"], strict=True)) == {"a": 3.0, "b": 2.0}
-
-
-@pytest.mark.slow
-def test_labels_are_told_apart_over_exports_and_folders(tmp_path, write_run):
-    write_run(tmp_path / "a", seed=0)
-    load_results(tmp_path / "a").to_parquet(tmp_path / "stored")
-    shutil.rmtree(tmp_path / "a")
-    write_run(tmp_path / "b", seed=0, recipe={"lr": 0.001})
-    results = load_results([tmp_path / "stored", tmp_path / "b"])
-    assert set(results.runs["label"]) == {"transformer (lr=0.003)", "transformer (lr=0.001)"}
-    assert set(results.metrics["label"]) == set(results.runs["label"])
-
-
 @pytest.mark.slow
 def test_broken_and_foreign_parquet_is_reported(three, tmp_path):
     out = tmp_path / "out"
@@ -123,12 +102,3 @@ def test_broken_and_foreign_parquet_is_reported(three, tmp_path):
     pd.DataFrame({"a": [1]}).to_parquet(out / "runs.parquet")
     with pytest.raises(ResultsError, match=r"runs.parquet has no column experiment"):
         load_results(out)
-
-
-def test_a_broken_table_of_one_run_leaves_the_others(three):
-    broken = min(path for path in three.iterdir() if (path / "probes").exists())
-    (broken / "probes" / "measures.parquet").write_text("not parquet")
-    results = load_results(three)
-    assert len(results.table("measures")) == 1
-    (problem,) = results.problems
-    assert problem.startswith(f"exp/{broken.name}: measures.parquet cannot be read")

@@ -63,18 +63,6 @@ def test_a_report_carries_no_text_from_outside(tmp_path, write_run, few_figures,
     assert f"exp/{run.name}: {name} cannot be read (it is a link out of its folder" in all_text(folder)
 
 
-def test_a_linked_folder_of_probes_is_outside_too(tmp_path, write_run):
-    run = write_run(tmp_path / "exp")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "probes.json").write_text(SECRET)
-    pd.DataFrame([MEASURE]).to_parquet(tmp_path / "elsewhere" / "measures.parquet")
-    (run / "probes").symlink_to(tmp_path / "elsewhere")
-    results = load_results(tmp_path / "exp")
-    assert results.table("measures").empty
-    assert results.texts("probes/probes.json") == [None]
-    assert sum("it is a link out of its folder" in problem for problem in results.problems) == 2
-
-
 @pytest.mark.parametrize("name", ["summary.json", "metrics.csv", "identity.json", "failure.json"])
 @pytest.mark.slow
 def test_files_that_are_links_out_are_not_read(tmp_path, write_run, name):
@@ -115,18 +103,6 @@ def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(t
 
 
 @pytest.mark.slow
-def test_the_folder_that_is_named_may_be_a_link(tmp_path, write_run, few_figures):
-    run = write_run(tmp_path / "disk" / "exp")
-    (tmp_path / "results").symlink_to(tmp_path / "disk")
-    for place in (tmp_path / "results", tmp_path / "results" / "exp"):
-        results = load_results(place)
-        assert len(results.runs) == 1
-        assert results.problems == []
-        assert results.texts("config.yaml") == [(run / "config.yaml").read_text()]
-    assert write_report(tmp_path / "results" / "exp").is_file()
-
-
-@pytest.mark.slow
 def test_the_folders_of_an_export_are_anyones_word(tmp_path, write_run, few_figures):
     run = write_run(tmp_path / "exp")
     load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
@@ -142,41 +118,6 @@ def test_the_folders_of_an_export_are_anyones_word(tmp_path, write_run, few_figu
     assert results.run_folders() == [None]
     assert results.table("measures").empty
     assert load_results([tmp_path / "out", run]).run_folders() == [run], "the run itself is read"
-
-
-@pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet", "samples.parquet"])
-@pytest.mark.slow
-def test_linked_files_of_an_export_are_not_read(tmp_path, write_run, name):
-    run = write_run(tmp_path / "exp")
-    (run / "probes").mkdir()
-    row = {"prompt": "The ", "text": SECRET, "temperature": 0.0, "sample_seed": 0, "tokens_per_second": 1.0}
-    pd.DataFrame([row]).to_parquet(run / "probes" / "samples.parquet")
-    load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
-    link(tmp_path / "out" / name, tmp_path / "outside.parquet")
-    if name == "runs.parquet":
-        with pytest.raises(
-            ResultsError, match=r"runs.parquet cannot be read \(it is a link out of its folder"
-        ):
-            load_results(tmp_path / "out")
-        return
-    results = load_results(tmp_path / "out")
-    frame = results.metrics if name == "metrics.parquet" else results.table("samples")
-    assert frame.empty
-    assert any(f"{name} cannot be read (it is a link" in problem for problem in results.problems)
-
-
-def test_a_linked_table_of_a_bench_is_not_read(tmp_path, write_run, latency_csv):
-    write_run(tmp_path / "results" / "exp")
-    (tmp_path / "results" / "published").mkdir()
-    place = tmp_path / "results" / "published" / "latency.csv"
-    place.symlink_to(latency_csv)
-    results = load_results(tmp_path / "results" / "exp")
-    for _ in range(2):
-        assert results.bench("latency.csv") is None
-    assert results.problems == [f"{place}: it is a link out of its folder and was not read"]
-    place.unlink()
-    shutil.copy(latency_csv, place)
-    assert results.bench("latency.csv") == place
 
 
 def test_pipes_and_huge_files_are_no_files_of_a_run(tmp_path, write_run):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +15,6 @@ import analysis
 from analysis import ResultsError, gallery, load_results
 from analysis.files import write_atomically, write_text
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
-from analysis.loading.results import advice
 
 ROOT = Path(analysis.__file__).parents[1]
 
@@ -87,13 +84,6 @@ def test_one_run_one_experiment_all_of_them_and_lists(tmp_path, write_run):
     assert everything.problems == []
     listed = load_results([first, second, tmp_path / "results" / "a"])
     assert sorted(listed.runs["seed"]) == [0, 1, 2]
-
-
-def test_reports_and_published_tables_are_no_runs(quickstart):
-    (quickstart / "report" / "figures").mkdir(parents=True)
-    (quickstart.parent / "published").mkdir()
-    (quickstart / ".locks").mkdir()
-    assert load_results(quickstart.parent).problems == []
 
 
 def test_folders_without_a_complete_run_are_named_with_the_reason(quickstart):
@@ -194,12 +184,6 @@ def test_a_label_says_the_depth_and_not_all_letters_of_a_repeated_pattern(tmp_pa
     assert "transformer (pattern=FS, depth=2)" in set(load_results(tmp_path / "deep").runs["label"])
 
 
-def test_without_identity_the_setting_comes_from_the_columns(tmp_path, write_run):
-    for seed, lr in ((0, 0.003), (1, 0.003), (0, 0.001)):
-        (write_run(tmp_path / "exp", seed=seed, recipe={"lr": lr}) / "identity.json").unlink()
-    assert sorted(load_results(tmp_path / "exp").runs["setting"].value_counts()) == [1, 2]
-
-
 def test_errors_say_what_to_do(tmp_path, write_run):
     with pytest.raises(ResultsError, match="does not exist; give the folder of a run"):
         load_results(tmp_path / "nope")
@@ -214,21 +198,6 @@ def test_errors_say_what_to_do(tmp_path, write_run):
         load_results([])
 
 
-@pytest.mark.slow
-def test_advice_names_the_folders_that_hold_the_runs(tmp_path, write_run):
-    one, two = tmp_path / "my results" / "a", tmp_path / "my results" / "b"
-    for place in (one, two):
-        write_run(place)
-    assert f"job=probe 'runs={one.parent}' makes" in advice(load_results(one.parent))
-    assert f"job=probe 'runs={one}' (and 'runs={two}') makes" in advice(load_results([one, two]))
-    load_results(one).to_parquet(tmp_path / "out")
-    assert f"job=probe 'runs={one}' makes" in advice(load_results(tmp_path / "out"))
-    shutil.rmtree(one)
-    assert "job=probe runs=results/a makes" in advice(load_results(tmp_path / "out"))
-    odd = write_run(tmp_path / "runs, odd").parent
-    assert f"job=probe 'runs=\"{odd}\"' makes" in advice(load_results(odd))
-
-
 def test_names_that_do_not_exist_are_refused_with_what_was_meant(tmp_path, write_run):
     results = load_results(write_run(tmp_path / "a"))
     for ask, meant in (
@@ -238,34 +207,6 @@ def test_names_that_do_not_exist_are_refused_with_what_was_meant(tmp_path, write
     ):
         with pytest.raises(ResultsError, match=f"did you mean {meant}"):
             ask()
-
-
-@pytest.mark.parametrize("up", [0, 1, 2], ids=["run", "experiment", "results"])
-def test_a_bench_lies_in_the_loaded_folder_or_published_there_or_up_to_two_folders_above(
-    tmp_path, write_run, up
-):
-    run = write_run(tmp_path.resolve() / "mine" / "all" / "results" / "exp")
-    place = (run, *run.parents)[up]
-    results = load_results(place)
-    *near, too_far = (place, *place.parents[:3])
-    for folder, found in [(too_far, False), *((folder, True) for folder in reversed(near))]:
-        assert results.bench("latency.csv") != folder / "published" / "latency.csv"
-        (folder / "published").mkdir()
-        (folder / "published" / "latency.csv").write_text("suite\n")
-        assert (results.bench("latency.csv") == folder / "published" / "latency.csv") == found
-    (place / "latency.csv").write_text("suite\n")
-    assert results.bench("latency.csv") == place / "latency.csv"
-
-
-@pytest.mark.slow
-def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):
-    for seed in range(100):
-        write_run(tmp_path / "many", seed=seed, loss=3 + seed / 1000)
-    began = time.process_time()
-    results = load_results(tmp_path / "many")
-    assert time.process_time() - began < 2  # of processor time; a promise of the project
-    assert (len(results.runs), len(results.metrics), results.runs["label"].nunique()) == (100, 1800, 1)
-    assert math.isclose(results.runs["test_loss"].sum(), 300 + 4.95)
 
 
 @pytest.mark.slow
@@ -288,11 +229,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         write_atomically(path, fail)
     assert [item.name for item in tmp_path.iterdir()] == ["page.html"]
     assert path.read_text() == "old"
-
-
-def test_written_files_can_be_read_by_everybody_and_changed_by_their_owner_alone(tmp_path):
-    path = write_text(tmp_path / "page.html", "shared")
-    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.slow

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -199,12 +196,6 @@ def test_a_table_is_compared_row_by_row(judge):
     assert "no text before its bars" in only(judge(TABLE, "rows label", "a | mean loss"))
 
 
-def test_of_several_tables_the_last_before_the_mark_is_compared(judge):
-    earlier = TABLE.replace("5.16", "9.99").replace("4.75", "9.99")
-    outcome = judge(f"{earlier}\n\nWords between them.\n\n{TABLE}", *OF_ROWS)
-    assert (outcome.numbers, outcome.problems) == (4, [])
-
-
 def test_runs_of_one_name_in_two_experiments_have_their_own_columns(judge, tmp_path):
     place = tmp_path / "results" / "published" / "study"
     rows = ROWS.assign(experiment=["e", "e", "f", "f"], run="x")
@@ -288,37 +279,6 @@ def test_a_text_is_searched_from_its_heading_on_and_without_other_marks(judge):
     assert judge(text, "It is #, | min loss").problems == []
 
 
-def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    return subprocess.run(
-        ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-@pytest.mark.slow
-def test_a_text_can_name_its_table_as_of_a_commit(judge, tmp_path):
-    line = "It is #. | min loss"
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "results")
-    git(tmp_path, "commit", "-qm", "tables")
-    commit = git(tmp_path, "rev-parse", "HEAD")[:10]
-    path = tmp_path / "results" / "published" / "study" / "measures.parquet"
-    ROWS.assign(loss=1.0).to_parquet(path)
-    assert "should be = 1" in only(judge("It is 4.75.", line))
-    assert judge("It is 4.75.", line, head=f"study/measures@{commit}").problems == []
-    assert "should be = 4.75" in only(judge("It is 1.", line, head=f"study/measures@{commit}"))
-    unknown = "0" * 10
-    assert f"no commit {unknown}" in only(judge("It is 1.", line, head=f"study/measures@{unknown}"))
-    assert judge("It is 4.75.", line, head=f"study/measures@{commit}").numbers == 1
-    git(tmp_path, "commit", "-qam", "other tables")
-    git(tmp_path, "clone", "-q", "--depth=1", tmp_path.as_uri(), "shallow")
-    (tmp_path / ".git").rename(tmp_path / "elsewhere")
-    for copy in (tmp_path, tmp_path / "shallow"):
-        outcome = check(tmp_path / "page.md", Tables(copy))
-        assert (outcome.numbers, outcome.problems) == (0, [])
-        assert "need a clone with its history" in outcome.unseen[0]
-
-
 def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
     judge("It is 4.75.", "It is #. | min loss")
     assert main([str(tmp_path / "page.md")], tmp_path) == 0
@@ -326,28 +286,3 @@ def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
     judge("It is 4.76.", "It is #. | min loss")
     assert main([str(tmp_path / "page.md")], tmp_path) == 1
     assert "page.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
-
-
-def test_the_program_ends_with_1_whichever_of_its_files_is_off(judge, tmp_path):
-    names = {}
-    for written in ("4.75", "4.76"):
-        judge(f"It is {written}.", "It is #. | min loss")
-        names[written] = str((tmp_path / "page.md").rename(tmp_path / f"{written}.md"))
-    right, wrong = names["4.75"], names["4.76"]
-    assert [main(files, tmp_path) for files in ([right, right], [right, wrong], [wrong, right])] == [0, 1, 1]
-
-
-@pytest.mark.slow
-def test_a_reader_that_closes_the_pipe_ends_it_without_a_traceback(tmp_path):
-    (tmp_path / "page.md").write_text("# No numbers\n", encoding="utf-8")
-    command = [sys.executable, "-m", "analysis.evidence.number_checks", str(tmp_path / "page.md")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == -signal.SIGPIPE
-
-
-def test_a_readme_is_told_with_its_folder(judge, tmp_path):
-    judge("It is 4.76.", "It is #. | min loss")
-    page = (tmp_path / "page.md").rename(tmp_path / "results" / "README.md")
-    assert only(check(page, Tables(tmp_path))).startswith("results/README.md:3: written 4.76, ")

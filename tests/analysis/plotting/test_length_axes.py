@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import byte_axis, bytes_text, length_axis, plain_log_ticks
+from analysis.plotting.axes import byte_axis, length_axis, plain_log_ticks
 from analysis.plotting.style import PALETTE, choice_colors, choice_legend
 
 
@@ -52,23 +52,6 @@ def test_every_span_of_a_logarithmic_axis_has_two_numbers_and_few(ticked: str):
         inside = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
         texts = {axis.get_major_formatter()(tick) for tick in inside}
         assert 2 <= len(texts) == len(inside) <= 11, (low, high, texts)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (1, "1 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (3 * 2**20, "3 MiB"),
-        (2**30, "1 GiB"),
-        (2**40, "1 TiB"),
-        (2**51, "2048 TiB"),
-    ],
-)
-def test_bytes_have_the_largest_unit_that_leaves_one(size: int, text: str):
-    assert bytes_text(size) == text
 
 
 def test_an_axis_of_bytes_is_ticked_at_few_powers_of_two_and_keeps_its_range():

@@ -38,10 +38,6 @@ def svg(tmp_path) -> str:
     return path.read_text()
 
 
-def test_marks_of_a_model_do_not_depend_on_its_marks_of_unequal_size():
-    assert series_key("mla †‡") == MLA != KDA
-
-
 def test_lines_bands_labels_and_legends_are_marked(svg):
     found = re.findall(r'id="((?:series|legend)\.\w+)\.\d+"', svg)
     assert sorted(found) == sorted(
@@ -64,24 +60,6 @@ def test_an_inlined_figure_shares_no_id_and_keeps_its_references(svg):
     assert references <= set(ids)
     assert not re.search(r"<svg[^>]* width=", page)
     assert "viewBox" in page
-
-
-def test_points_of_several_models_belong_to_none_of_them(tmp_path):
-    """They would vanish with the one whose colour came first."""
-    figure, (axes,) = new_figure(1)
-    both = axes.scatter([0, 1], [0, 1], c=[style.color for style in STYLES.values()])
-    own = axes.scatter([0, 1], [1, 0], c=[STYLES["kda"].color] * 2)
-    mark_series(figure, STYLES)
-    assert both.get_gid() is None
-    assert own.get_gid().startswith(f"series.{KDA}.")
-
-
-def test_comments_that_quote_a_label_do_not_reach_the_page(tmp_path):
-    figure, (axes,) = new_figure(2)
-    axes.set_title("--!><script>alert(1)</script>")
-    path, _ = save(figure, tmp_path / "one")
-    assert "script" in path.read_text()
-    assert "script" not in inline(path.read_text(), "one")
 
 
 @pytest.mark.parametrize("name", ["comparison", "loss_against_tokens"])

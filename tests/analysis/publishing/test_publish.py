@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from dataclasses import replace
 
 import pandas as pd
 import pytest
 import yaml
 
 from analysis import ResultsError, load_results, publishing
-from analysis.files import write_small_table
-from analysis.loading.results import filled, thinned
 from analysis.publishing import (
-    Pass,
-    Provenance,
     Publication,
     missing_parts,
-    portable,
-    probing,
     publish,
     without_paths,
 )
@@ -175,15 +167,6 @@ def test_a_study_is_published_again_from_what_was_published(tmp_path, probed_run
     assert contents(elsewhere) == before
 
 
-@pytest.mark.slow
-def test_tables_can_be_left_out(tmp_path, probed_runs):
-    short = Publication("Does it work?", leave_out=("samples",))
-    folder = publish(load_results(probed_runs), tmp_path / "published", short)
-    assert not (folder / "samples.parquet").exists()
-    with pytest.raises(ResultsError, match="no table 'sample' to leave out; there are measures"):
-        publish(load_results(probed_runs), tmp_path / "published", Publication("?", leave_out=("sample",)))
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -240,17 +223,6 @@ def test_a_run_without_its_configuration_is_refused(tmp_path, write_run, damage)
 
 
 @pytest.mark.slow
-def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed_runs):
-    load_results(probed_runs).to_parquet(tmp_path / "export")
-    with pytest.raises(ResultsError, match=r"exp/\w+ \(not in configs.yaml\).*from the folders of its runs"):
-        publish(load_results(tmp_path / "export"), tmp_path / "published", ASKED)
-    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
-    (folder / "identities.json").write_text("{}")
-    with pytest.raises(ResultsError, match=r"not in identities.json"):
-        publish(load_results(folder), tmp_path / "published", ASKED)
-
-
-@pytest.mark.slow
 def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs, monkeypatch):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     assert missing_parts(folder) == []
@@ -272,39 +244,6 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
     record.unlink()
     with pytest.raises(ResultsError, match=r"interrupted pass.*job=probe"):
         publish(load_results(probed_runs), tmp_path / "published", ASKED)
-
-
-def test_passes_of_different_code_are_told_apart(probed_runs):
-    (record,) = probed_runs.glob("*/probes/probes.json")
-    (other,) = (run for run in probed_runs.iterdir() if run != record.parents[1])
-    shutil.copytree(record.parent, other / "probes")
-    (passed,) = probing(load_results(probed_runs), [])
-    assert sorted(passed.runs) == sorted(run.name for run in probed_runs.iterdir())
-    (other / "probes" / "probes.json").write_text(record.read_text().replace("c0ffee", "decaf"))
-    passes = probing(load_results(probed_runs), [])
-    assert {one.commit: one.runs for one in passes} == {
-        "c0ffee": [record.parents[1].name],
-        "decaf": [other.name],
-    }
-
-
-def test_of_what_was_published_passes_are_kept_for_the_runs_that_are_published_again(tmp_path, write_run):
-    """A run that was left out, or has a folder again with a pass of its own, is no run of the earlier pass."""
-    results = load_results(write_run(tmp_path / "exp", run="kept").parent)
-    again = replace(results, exported={("exp", "kept"): tmp_path})
-    old = [Pass(["kept", "gone"], commit="c0ffee"), Pass(["gone"], commit="decaf")]
-    assert probing(again, [Provenance("?", "", probing=old)]) == [Pass(["kept"], commit="c0ffee")]
-
-
-def test_scores_by_document_are_published_and_chosen_tables_of_probes(tmp_path, probed_runs):
-    run = write_scores(probed_runs)
-    shown = portable(load_results(probed_runs), ["maps"])
-    assert shown.table("documents")["run"].tolist() == [run]
-    assert shown.table("samples").empty
-    assert [len(portable(load_results(probed_runs)).table(name)) for name in ("documents", "samples")] == [
-        1,
-        1,
-    ]
 
 
 def write_scores(experiment) -> str:
@@ -386,27 +325,6 @@ def test_sections_that_runs_share_stand_once_and_are_read_back(tmp_path):
     old = {run: {"seed": config["seed"]} for run, config in configs.items()}
     (tmp_path / publishing.IDENTITIES).write_text(json.dumps(old))  # as it was before sections were shared
     assert publishing.read_configurations(tmp_path)[1] == old
-
-
-def test_small_tables_hold_the_same_values(tmp_path):
-    frame = pd.DataFrame(
-        {
-            "run": ["a"] * 3 + ["b"] * 3,
-            "token": pd.array([7, 8, 7, 7, 8, 8], dtype="Int64"),
-            "text": ["x", " ", "x", "y", "", ""],
-            "value": [0.1, -0.0, float("nan"), float("inf"), 5e-324, 0.3],
-            "count": pd.array([1, None, 3, 4, 5, 2**40], dtype="Int64"),
-            "right": pd.array([True, None, False, True, True, True], dtype="boolean"),
-        }
-    ).assign(experiment="exp")
-    read = pd.read_parquet(write_small_table(frame, tmp_path / "table.parquet"))
-    pd.testing.assert_frame_equal(read.astype(frame.dtypes.to_dict()), frame, check_exact=True)
-    assert not math.copysign(1, read["value"][1]) > 0
-    thin = thinned(frame)
-    assert thin["text"].isna().tolist() == [False, False, True, False, False, True]
-    assert filled(thin)["text"].tolist() == frame["text"].tolist()
-    odd = frame.assign(text=["x", " ", "z", "y", "", ""])  # a token with two texts: all of them stay
-    assert thinned(odd)["text"].tolist() == odd["text"].tolist()
 
 
 def test_what_a_study_says_of_its_models_takes_the_choice_of_the_test_text_into_account(

@@ -125,12 +125,6 @@ def test_latex_leaves_out_the_columns_that_no_row_has():
     ]
 
 
-def test_no_cell_begins_with_what_ends_of_rows_take_for_an_option():
-    r"""After \\ a star or a bracket would be read as one of its options: a table of such names is a broken one."""
-    for code in range(32, 127):
-        assert latex.escape(f"{chr(code)}x]")[:1] not in ("[", "*"), chr(code)
-
-
 def test_latex_holds_only_what_pdflatex_knows():
     name = "β 模型 & 50\u00a0% \x07\x1b\u200b\u202e\ufeffé e\u0301 10⁻⁹ 3×4 − ± ∞ → ½ “a” \ud800"
     text = latex.escape(name)
@@ -248,71 +242,3 @@ def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, mo
     assert "i" not in read.tags
     assert re.search(r"\.written \{ white-space: pre-wrap", html)
     assert "No sample: silent." in html
-
-
-@pytest.mark.slow
-def test_prompts_stand_in_the_order_of_the_tables_whichever_model_is_best(tmp_path, write_run, monkeypatch):
-    experiment = tmp_path / "exp"
-    write_samples(write_run(experiment, name="a", loss=3.2), ("One", "a1"), ("Two", "a2"), ("Three", "a3"))
-    write_samples(write_run(experiment, name="b", loss=3.0, option=1), ("Two", "b2"), ("Three", "b3"))
-    content = gathered(experiment, monkeypatch)
-    assert [(one.prompt, [c.text for c in one.continuations]) for one in content.samples.prompts] == [
-        ("One", ["a1"]),
-        ("Two", ["b2", "a2"]),
-        ("Three", ["b3", "a3"]),
-    ]
-
-
-@pytest.mark.slow
-def test_every_seed_of_a_model_has_its_samples(tmp_path, write_run, monkeypatch):
-    experiment = tmp_path / "exp"
-    for seed in (1, 0):
-        write_samples(write_run(experiment, seed=seed), ("One", f"of seed {seed}"))
-    (prompt,) = gathered(experiment, monkeypatch).samples.prompts
-    assert [(one.seed, one.text) for one in prompt.continuations] == [("0", "of seed 0"), ("1", "of seed 1")]
-
-
-@pytest.mark.slow
-def test_control_characters_of_samples_are_shown_as_pictures(tmp_path, write_run, monkeypatch):
-    """A model of bytes writes any of them; a terminal would obey the escape, and a page may hold no NUL."""
-    write_samples(write_run(tmp_path / "exp"), ("\x1b[31m", "a\x00b\x08\x7f\x9b\r\n\tc"))
-    (prompt,) = gathered(tmp_path / "exp", monkeypatch).samples.prompts
-    assert (prompt.prompt, prompt.continuations[0].text) == ("␛[31m", "a␀b␈␡\ufffd␍\n\tc")
-
-
-@pytest.mark.slow
-def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
-    experiment = tmp_path / "exp"
-    good, junk, foreign, kinds = (
-        write_run(experiment, name=name, option=name) for name in ("good", "junk", "foreign", "kinds")
-    )
-    for run in (good, junk, foreign, kinds):
-        write_samples(run, ("One", f"{run.name} wrote"))
-    (junk / "probes" / "samples.parquet").write_bytes(b"PAR1 cut short")
-    pd.DataFrame({"other": [1]}).to_parquet(foreign / "probes" / "samples.parquet")
-    frame = pd.read_parquet(good / "probes" / "samples.parquet")
-    frame.assign(temperature=[["warm"]]).to_parquet(kinds / "probes" / "samples.parquet")
-    content = gathered(experiment, monkeypatch)
-    for run in (junk, foreign, kinds):
-        (said,) = [text for text in content.caveats if run.name in text]
-        assert "samples.parquet cannot be read" in said
-    (prompt,) = content.samples.prompts
-    assert [one.text for one in prompt.continuations] == [f"{good.name} wrote"]
-    assert good.name not in " ".join(content.caveats)
-
-
-@pytest.mark.slow
-def test_a_hundred_runs_stay_a_page_one_can_open(tmp_path, write_run, monkeypatch):
-    run = write_run(tmp_path / "exp")
-    (run / "config.yaml").write_text("key: value\n" * 400)
-    one = load_results(run)
-    runs = pd.concat(
-        [one.runs.assign(run=f"{i:012x}", seed=i % 3, label=f"model {i // 3}") for i in range(100)],
-        ignore_index=True,
-    )
-    monkeypatch.setattr(contents, "draw_figures", lambda results, place, workers: FIGURES * 10)
-    content = contents.gather(type(one)(runs, one.metrics, [], one.unfinished), tmp_path)
-    source = page.render(content)
-    assert len(set(re.findall(r'<details id="(run-\d+)"', source))) == 100
-    assert len(source) < 2_000_000
-    assert len(markdown.render(content)) < 2_000_000

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 from support.probe_tables import measure, write_table
 from support.residual_tables import ROUTERS
 
-from analysis import load_results, write_report
+from analysis import load_results
 from analysis.report.columns import layouts
 
 # By layout (None: the dense baseline): pattern, validation and test loss by seed, imbalance of the heads by seed.
@@ -45,14 +44,6 @@ def write_layouts(experiment, write_run, split: str | None = "test"):
     return load_results(experiment)
 
 
-def table_under(page: str, heading: str) -> list[list[str]]:
-    """The cells of the Markdown table after a text."""
-    lines = page[page.index(heading) :].splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("|"))
-    table = [line for line in lines[first : first + 6] if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table if "---" not in line]
-
-
 @pytest.mark.slow
 def test_quality_by_validation_loss_and_balance_by_imbalance(tmp_path, write_run):
     found = layouts(write_layouts(tmp_path / "exp", write_run))
@@ -63,53 +54,3 @@ def test_quality_by_validation_loss_and_balance_by_imbalance(tmp_path, write_run
     assert found.balance["imbalance_ci"].tolist() == pytest.approx([0, 12.706 * 0.05], rel=1e-3)
     assert list(found.balance["notes"]) == ["best balance", "best test loss"]
     assert found.balance_note == "Counted on the test split."
-
-
-@pytest.mark.long
-def test_the_report_has_both_tables_with_the_columns_of_the_hypergraph_report(tmp_path, write_run):
-    write_layouts(tmp_path / "exp", write_run)
-    page = write_report(tmp_path / "exp")
-    text = page.with_name("report.md").read_text()
-    quality = table_under(text, "Quality of the named layouts")
-    heads = [
-        "model",
-        "pattern",
-        "val loss (nats/token)",
-        "test loss (nats/token)",
-        "test ppl (per token)",
-        "best step",
-    ]
-    assert quality[0] == heads
-    assert [row[:2] for row in quality[1:]] == [
-        ["transformer", "FFFF"],
-        ["interlaced\\_sf", "SFSF"],
-        ["bookend", "FSSF"],
-    ]
-    balance = table_under(text, "Balance of their routers")
-    heads = [
-        "model",
-        "pattern",
-        "avg imbalance (×)",
-        "test loss (nats/token)",
-        "test ppl (per token)",
-        "notes",
-    ]
-    assert balance[0] == heads
-    assert balance[1][2] == "1.0500 ± 0.0000"
-    assert "Counted on the test split." in text
-    assert "Counted on the test split." in page.read_text()
-    assert list(pd.read_csv(page.parent / "tables" / "balance.csv")["layout"]) == ["bookend", "interlaced_sf"]
-    assert "avg imbalance" in (page.parent / "tables" / "balance.tex").read_text()
-
-
-@pytest.mark.slow
-def test_without_probes_the_note_says_what_to_run_and_without_layouts_there_is_no_table(tmp_path, write_run):
-    for layout, pattern in (("late_full", "SSFF"), ("bookend", "FSSF")):
-        write_run(tmp_path / "exp", layout, model={"layout": layout, "pattern": pattern})
-    found = layouts(load_results(tmp_path / "exp"))
-    assert len(found.quality) == 2
-    assert found.balance.empty
-    assert found.balance_note.startswith("No balance: no run has the measure load or imbalance; ")
-    assert "job=probe" in found.balance_note
-    write_run(tmp_path / "one", "late_full", model={"layout": "late_full", "pattern": "SF"})
-    assert layouts(load_results(tmp_path / "one")).quality.empty

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 from support.task_runs import write_study, write_task_run
 
-from analysis import comparison_text, load_results, write_report
-from analysis.caveats import caveats
+from analysis import comparison_text, load_results
 from analysis.plotting.style import series_key
-from analysis.publishing import origins
 from analysis.report import content, markdown, page
 from analysis.report.columns import task_page
 
@@ -95,22 +92,6 @@ def test_the_page_of_tasks_has_nothing_of_text(study, undrawn, tmp_path):
 
 
 @pytest.mark.slow
-def test_text_beside_tasks_keeps_its_table_and_its_columns(tmp_path, write_run, undrawn):
-    for seed in (0, 1):
-        write_run(tmp_path / "exp", "transformer", seed)
-        write_task_run(write_run, tmp_path / "exp", "kda", "mqar", seed)
-    content = undrawn(load_results(tmp_path / "exp"), tmp_path)
-    assert [(part.file, part.of_tasks, list(part.rows["label"])) for part in content.compared] == [
-        ("comparison", False, ["transformer"]),
-        ("comparison_tasks", True, ["kda mqar"]),
-    ]
-    text = markdown.render(content)
-    assert "word ppl" in text
-    assert "right answers" in text
-    assert "What the models write" in text
-
-
-@pytest.mark.slow
 def test_the_comparison_as_text_says_accuracies(study):
     text = comparison_text(study)
     assert "accuracy" in text.splitlines()[0]
@@ -118,43 +99,3 @@ def test_the_comparison_as_text_says_accuracies(study):
     assert "−0.270" in text
     assert "0.031" in text
     assert [words for words in OF_TEXT if words in text] == []
-
-
-@pytest.mark.slow
-def test_several_tasks_are_no_unequal_texts_recipes_or_tokenizers(study):
-    said = " ".join(caveats(study))
-    for words in ("mixed", "unequal recipes", "unequal training", "tokenizer"):
-        assert words not in said
-    assert "mqar and parity: one learning rate, 0.003, for all models" in said
-
-
-@pytest.mark.slow
-def test_unequal_recipes_within_a_task_are_said_of_that_task(tmp_path, write_run):
-    for model, task, steps in (("kda", "mqar", 5), ("transformer", "mqar", 50), ("kda", "parity", 30)):
-        write_task_run(write_run, tmp_path / "exp", model, task, recipe={"warmup_steps": steps})
-    said = [text for text in caveats(load_results(tmp_path / "exp")) if "warm-up" in text]
-    assert len(said) == 1
-    assert said[0].startswith("mqar: unequal recipes: steps of warm-up")
-
-
-@pytest.mark.slow
-def test_falling_losses_of_tasks_are_nats_an_answer(study):
-    said = [text for text in caveats(study) if text.startswith("still falling")]
-    assert len(said) == 2
-    assert all("nats/answer" in text for text in said)
-
-
-def test_a_task_needs_no_source_of_its_text(study):
-    found = origins(study, "")
-    assert found[0] == "mqar (length 32, pairs 4): drawn by this program, as often as a run asks for"
-    assert len(found) == 2
-
-
-@pytest.mark.long
-def test_a_written_report_has_the_tables_of_tasks(study, tmp_path):
-    write_report(study, tmp_path)
-    long = pd.read_csv(tmp_path / "tables" / "tasks.csv").set_index(["model", "task"])
-    assert long.loc[("mesanet", "mqar"), "difference"] == pytest.approx(-0.27)
-    assert (tmp_path / "tables" / "tasks.tex").read_text().count(r"\\") >= 4
-    assert not (tmp_path / "tables" / "comparison_tasks.csv").exists()
-    assert (tmp_path / "answers.parquet").is_file()

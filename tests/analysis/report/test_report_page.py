@@ -124,38 +124,6 @@ def test_missing_things_are_said_in_their_place(quickstart):
     assert "config.yaml is missing" in Page(write_report(quickstart)).words
 
 
-def test_one_run_makes_a_report(tmp_path, write_run):
-    path = write_report(write_run(tmp_path / "results" / "single"))
-    page = Page(path)
-    assert "one seed: no interval" in page.words
-    assert len(re.findall(r'<details id="run-\d+"', page.source)) == 1
-
-
-def test_a_run_with_hardly_anything_in_its_summary_makes_a_report(tmp_path, write_run):
-    folder = write_run(tmp_path / "exp")
-    summary = json.loads((folder / "summary.json").read_text())
-    bare = {
-        "schema": 1,
-        "name": "bare",
-        "metrics": {split: {"loss": 3.0} for split in ("validation", "test")},
-    }
-    assert set(bare) < set(summary)
-    (folder / "summary.json").write_text(json.dumps(bare))
-    (folder / "metrics.csv").unlink()
-    page = Page(write_report(tmp_path / "exp"))
-    assert "No figure: no run has tokens in its metrics.csv" in page.words
-    assert "lacks" in page.words
-    assert "recipe.lr" in page.words
-
-
-def test_a_latency_table_beside_the_results_gives_the_crossover(quickstart, latency_csv):
-    (quickstart.parent / "published").mkdir()
-    latency_csv.rename(quickstart.parent / "published" / "latency.csv")
-    path = write_report(quickstart)
-    assert (path.parent / "figures" / "crossover.svg").is_file()
-    assert "crossover at about" in Page(path).words
-
-
 def test_hostile_names_stay_text(tmp_path, write_run):
     name = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
     folder = write_run(
@@ -169,17 +137,6 @@ def test_hostile_names_stay_text(tmp_path, write_run):
     assert "b" not in page.tags
     assert name in page.words
     assert "name: </pre><script>alert(3)</script>" in [text.strip() for text in page.pre]
-
-
-@pytest.mark.long
-def test_results_from_several_folders_need_a_place(quickstart, tmp_path, write_run):
-    other = write_run(tmp_path / "results" / "other", name="other", option=1)
-    with pytest.raises(ResultsError, match="give out=FOLDER"):
-        write_report([quickstart, other])
-    page = Page(write_report([quickstart, other], out=tmp_path / "both"))
-    assert "quickstart and other" in page.words or "other and quickstart" in page.words
-    again = write_report(load_results(quickstart), out=tmp_path / "loaded")
-    assert again.parent == tmp_path / "loaded"
 
 
 def test_nothing_complete_leaves_nothing_behind(tmp_path):
@@ -219,30 +176,6 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
     assert "bits per byte" in one("mixed tokenizers")
     assert "614k tokens (1 run)" in one("unequal training budgets")
     assert "† parameters beside the embedding (hypergraph bookend +25.0%)" in one("not matched")
-
-
-def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
-    said = [text.split(":")[0] for text in caveats(load_results(quickstart))]
-    assert said == [
-        "two seeds",
-        "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
-        "not matched, more than 1% from transformer",  # its hypergraphs take fewer FLOPs
-        "one learning rate, 0.003, for all models",
-        "still falling",
-        "context not measured",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "told"), [(((0, 1), (0, 1)), 0), (((0, 1), (1, 2)), 1), (((0, 1), (0,)), 0)]
-)
-def test_models_of_other_seeds_are_told(tmp_path, write_run, seeds, told):
-    """Once, and where a model has one seed only, that is what is said of it."""
-    for name, mine in zip(("one", "other"), seeds, strict=True):
-        for seed in mine:
-            write_run(tmp_path / "exp", name=name, seed=seed, option=name)
-    said = caveats(load_results(tmp_path / "exp"))
-    assert said.count("the models were not trained with the same seeds.") == told
 
 
 def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path, write_run):

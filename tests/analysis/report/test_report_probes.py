@@ -5,7 +5,7 @@ import json
 import pytest
 from support.probe_tables import measure, write_table
 
-from analysis import load_results, write_report
+from analysis import load_results
 from analysis.caveats import caveats
 from analysis.loading.results import RECORD, TABLES, interrupted
 from analysis.publishing import Publication, publish
@@ -43,11 +43,6 @@ def test_a_sample_of_a_run_in_two_experiments_is_shown_once(tmp_path, write_run)
 
 
 @pytest.mark.slow
-def test_one_way_of_probing_needs_no_notice(probed):
-    assert of_probes(probed[0]) == []
-
-
-@pytest.mark.slow
 def test_a_pass_without_its_record_was_interrupted(probed):
     experiment, records = probed
     records[1].unlink()
@@ -71,28 +66,3 @@ def test_tables_of_a_pass_without_a_record_are_of_an_interrupted_one_but_for_tho
     assert len([text for text in caveats(results) if "interrupted" in text]) == (name != "training")
     if name == "training":
         assert publish(results, tmp_path / "published", Publication("Does it work?")).is_dir()
-
-
-@pytest.mark.slow
-def test_different_settings_are_told(probed):
-    experiment, records = probed
-    records[0].write_text(json.dumps({"settings": {"windows": 16, "batch_size": 4}, "commit": "f00dfeed"}))
-    assert of_probes(experiment) == [
-        "runs were probed with different settings; they stand with each run's config."
-    ]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not json"])
-def test_a_record_that_cannot_be_read_stops_nothing(probed, text):
-    experiment, records = probed
-    records[0].write_text(text)
-    assert of_probes(experiment) == []
-
-
-@pytest.mark.slow
-def test_a_page_shows_how_each_run_was_probed(probed):
-    experiment, records = probed
-    page = write_report(experiment)
-    for text in (page.read_text(), (page.parent / "report.md").read_text()):
-        assert text.count("How it was probed") == len(records)
-        assert text.count("f00dfeed") == len(records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,14 +11,11 @@ import torch
 from support.program import Lab
 from support.steady import pretended_machine
 
-from experiments.bench import memory_traffic, peers, result_table, timing
+from experiments.bench import memory_traffic, result_table, timing
 from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call, InputFactory
-from experiments.bench.run_suite import SUITES
 from experiments.bench.suites import kernels as suite
 from experiments.configuration.schema import BenchConfig, Config
-from experiments.jobs import bench
-from kernels.triton_common.tiles import Work, listed_pairs
-from zoo.errors import UserError
+from kernels.triton_common.tiles import Work
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = 40
@@ -71,12 +67,6 @@ def test_causal_indices_are_different_tokens_of_the_past():
             assert max(used) <= t
 
 
-def test_causal_indices_differ_from_sequence_to_sequence():
-    torch.manual_seed(0)
-    first, second = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)
-    assert all(not torch.equal(first[t], second[t]) for t in range(30, 50))
-
-
 @pytest.mark.slow
 def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     with mock.patch.object(timing, "interleaved", side_effect=AssertionError):
@@ -112,22 +102,6 @@ def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
     assert not list(lab.folder.rglob("*.csv"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SUITES)
-def test_cases_are_chosen_of_every_suite_that_has_some_and_refused_of_others(name: str):
-    made = Config(suite=name, device="cpu", bench=BenchConfig(cases=["a case"]))
-    if name in ("attention", "cpu", "harness", "latency", "recompute"):
-        with pytest.raises(UserError, match=f"bench.cases chooses among .*, not of {name}"):
-            bench._check(made)
-    else:
-        bench._check(made)
-
-
-def test_some_cases_alone_are_counted(lab: Lab):
-    outcome = lab.here("job=bench", "suite=kernels", "dry=true", "bench.cases=[short_conv]")
-    assert {line[:10] for line in outcome.out.splitlines()[2:]} == {"short_conv"}
-
-
 def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
     peaks = memory_traffic.PEAKS["H200"]
     half, single = (
@@ -153,15 +127,6 @@ def test_a_share_of_the_roofline_is_the_least_time_over_the_time_taken(tmp_path,
         assert float(row["roofline"]) == pytest.approx(share, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "places"), [(9, 9, 4), (9, 9, 1), (5, 5, 9), (3, 9, 8), (1, 9, 9), (2, 9, 4)]
-)
-def test_pairs_of_causal_lists_are_those_one_can_count(queries, keys, places):
-    wanted = sum(min(places, keys - queries + t + 1) for t in range(queries))
-    assert listed_pairs(queries, keys, places) == wanted
-    assert listed_pairs(keys + 1, keys, places) == (keys + 1) * min(places, keys)
-
-
 def flops(name: str, length: int, tokens: int) -> float:
     return memory_traffic.totals(
         CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None
@@ -176,25 +141,6 @@ def test_places_of_a_list_that_hold_no_key_are_not_counted(length):
     assert flops("indexer_kl", length, length) == 2 * pairs * (HEADS * HEAD + 3 * 4 * HEAD)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_twice_the_sequences_are_twice_the_work(case):
-    """Kernel by kernel; less than twice by what all sequences share, weights and their gradients."""
-    length = case.length or 64
-    once, twice = (
-        [work for call in case.calls(length, n * length, META, torch.bfloat16) for work in call.work() or []]
-        for n in (3, 6)
-    )
-    assert [(x.kernel, x.way) for x in once] == [(x.kernel, x.way) for x in twice]
-    for one, two in zip(once, twice, strict=True):
-        assert two.flops == pytest.approx(2 * one.flops, rel=1e-4)
-        assert one.bytes < two.bytes <= 2 * one.bytes
-
-
-def test_a_step_of_mesa_has_no_chunk():
-    """Two states are written, one multiplied 30 times, one read."""
-    assert flops("mesa, a step", 1, 64) == 64 * 6 * 128**2 * (2 * 2 + 30 * 2 + 2)
-
-
 def config(folder: Path, *cases: str, **bench) -> Config:
     options = {"lengths": [16, 32], "tokens": 32, "repeats": 2, "out": str(folder), **bench}
     return Config(job="bench", suite="kernels", device="cpu", bench=BenchConfig(cases=list(cases), **options))
@@ -205,79 +151,6 @@ def measured(*words, **bench) -> list[dict[str, str]]:
     made = config(*words, **bench)
     suite.run(made)
     return list(csv.DictReader((Path(made.bench.out) / "kernels.csv").read_text().splitlines()))
-
-
-def measurement(folder: Path):
-    """What measures short_conv at 16 tokens."""
-    return suite._Measurement(config(folder), CASES["short_conv"], 16, 2, torch.device("cpu"))
-
-
-def of_backends(*sets: set[str]) -> list[SimpleNamespace]:
-    """Calls of operations that have these backends."""
-    return [
-        SimpleNamespace(operation=f"operation {i}", registry=SimpleNamespace(backends=backends))
-        for i, backends in enumerate(sets)
-    ]
-
-
-def test_what_no_kernel_can_beat_is_not_what_kernels_are_compared_with(tmp_path):
-    calls, times = of_backends({"triton", "torch"}), {"triton": 2.0, "torch": 5.0, "copy": 1.0}
-    assert measurement(tmp_path)._best(times, calls) == ("torch", 5.0)
-    assert measurement(tmp_path)._best({**times, "a peer": 3.0, "another": 4.0}, calls) == ("a peer", 3.0)
-    assert measurement(tmp_path)._best({"triton": 2.0, "copy": 1.0}, calls) is None
-
-
-def test_a_backend_that_one_of_several_operations_lacks_is_skipped_with_its_name(tmp_path):
-    reason = measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"reference"}))
-    assert "operation 1" in reason
-    assert measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"torch"})) is None
-
-
-def test_steps_of_decoding_are_of_one_token_and_have_no_backward_pass():
-    steps = [case for case in CASES.values() if case.name.endswith("a step")]
-    assert len(steps) == 5
-    assert {(case.length, case.backward) for case in steps} == {(1, False)}
-
-
-def test_a_forward_pass_is_timed_without_a_graph():
-    graphs, x = [], torch.ones(2, requires_grad=True)
-    for work in timing.MODES.values():
-        work(lambda: graphs.append(torch.is_grad_enabled()) or 3 * x, [x])
-    assert dict(zip(timing.MODES, graphs, strict=True)) == {"forward": False, "forward+backward": True}
-
-
-def test_a_form_that_fails_forward_is_not_tried_backward(tmp_path, monkeypatch):
-    made, tried = measurement(tmp_path), {}
-    monkeypatch.setattr(made, "_forms", lambda calls: [("broken", None), ("able", None)])
-    monkeypatch.setattr(
-        made, "_measure", lambda mode, forms, *_: tried.update({mode: list(forms)}) or ["able"]
-    )
-    made()
-    assert tried == {"forward": ["broken", "able"], "forward+backward": ["able"]}
-
-
-def test_gates_forget_a_few_percent_a_token():
-    torch.manual_seed(0)
-    kept = InputFactory(1, 1000, CPU, torch.float32).log_gate(4).exp()
-    assert 0.9 < kept.mean() < 0.98
-    assert kept.max() < 1
-
-
-def test_a_form_that_takes_seconds_is_timed_once(tmp_path, monkeypatch):
-    """And stands in the table with that time; the others take their turns."""
-    clock = {"slow": suite.SLOW_MS, "quick": 2.0}
-    made = measurement(tmp_path)
-    calls = CASES["short_conv"].calls(16, 32, CPU, torch.float32)
-    monkeypatch.setattr(timing, "on_device", lambda run, device: clock[run()])
-    forms = {name: lambda name=name: name for name in clock}
-    assert made._measure("forward", forms, calls, lambda form, leaves: form()) == ["slow", "quick"]
-    taken: list[list[str]] = []
-    monkeypatch.setattr(
-        timing, "interleaved", lambda runs, *_, **options: taken.append(list(runs)) or {"quick": [2.0]}
-    )
-    made._measure("forward", forms, calls, lambda form, leaves: form())
-    assert taken == [["quick"]]
-    assert [row["milliseconds_median"] for row in made.rows] == [suite.SLOW_MS, 2.0] * 2
 
 
 @pytest.mark.long
@@ -313,16 +186,6 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path):
     assert {row["model"] for row in more} == {"hyper_pre", "hyper_post"}
 
 
-@pytest.mark.slow
-def test_rows_of_another_torch_are_measured_anew(tmp_path):
-    first = measured(tmp_path, "hyper_pre")
-    path = tmp_path / "kernels.csv"
-    path.write_text(path.read_text().replace(first[0]["torch"], "2.0.0"))
-    again = measured(tmp_path, "hyper_pre")
-    assert {row["torch"] for row in again} == {first[0]["torch"]}
-    assert len(again) == len(first)
-
-
 @pytest.mark.parametrize("fact", ["device", "machine", "torch", "commit"])
 def test_rows_count_on_one_machine_with_one_version_of_code_and_torch(tmp_path, fact):
     made = config(tmp_path)
@@ -347,28 +210,3 @@ def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
         suite.run(config(tmp_path, "hyper_pre"))
     assert "CUDA error" in (tmp_path / "kernels.csv").read_text()
     assert {row["tokens"] for row in measured(tmp_path, "hyper_pre")} == {"16", "32"}  # it goes on after it
-
-
-@pytest.mark.parametrize(
-    ("words", "fatal"),
-    [
-        ("CUDA error: misaligned address", True),
-        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
-        ("device-side assert triggered", True),
-        ("out of resource: shared memory", False),
-    ],
-)
-def test_what_a_gpu_does_not_recover_from(words: str, fatal: bool):
-    assert result_table.is_fatal(RuntimeError(words)) == fatal
-
-
-def test_an_unknown_case_is_refused(tmp_path):
-    with pytest.raises(UserError, match="short_conv"):
-        suite.run(config(tmp_path, "short_cov"))
-
-
-def test_peers_stand_beside_cases_that_exist_and_say_why_they_cannot_run():
-    for name, module in peers._files().items():
-        assert set(module.CALLS) <= set(CASES), name
-        assert module.__doc__, name
-    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.unavailable(CPU))

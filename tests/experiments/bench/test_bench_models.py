@@ -14,7 +14,6 @@ from support.failed_cells import row_of_failure
 from experiments.bench.model_steps import state_after, state_bytes, tensors_in
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
-from experiments.bench.suites import recompute
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig
@@ -57,14 +56,6 @@ def test_every_mode_at_every_length_once(tmp_path):
     assert rows_in(tmp_path) == rows
 
 
-@pytest.mark.long
-def test_every_preset(tmp_path):
-    suite.run(config(tmp_path, lengths=[16]))
-    rows = rows_in(tmp_path)
-    assert {row["model"] for row in rows} == set(architectures(LIKE))
-    assert not any(row["note"] for row in rows)
-
-
 @pytest.mark.slow
 def test_out_of_memory_is_a_row_and_longer_ones_are_not_tried(tmp_path):
     made = config(tmp_path, "transformer")
@@ -99,36 +90,6 @@ def test_what_would_take_minutes_is_left_out(tmp_path):
         ("prefill", "16"): "left out: it would take about 160 s",
         ("decode", "16"): "left out: it would take about 160 s",
     }
-
-
-@pytest.mark.slow
-def test_what_would_take_minutes_is_told_from_the_longest_length_so_far(tmp_path):
-    """From 16 tokens on 64 take 16 times as long; a step of 64 tokens is four of one of 16, each four times as long."""
-    short, longer = [14e3, 14e3, 3e3], [25e3, 15e3, 3.5e3]
-    notes = left_out(tmp_path, [8, 16, 64], *short, *longer, 4e3)
-    assert {key: note for key, note in notes.items() if note} == {
-        ("training step", "64"): "left out: it would take about 400 s",
-        ("prefill", "64"): "left out: it would take about 240 s",
-    }
-
-
-@pytest.mark.slow
-def test_recomputing_is_part_of_a_row(tmp_path):
-    made = config(tmp_path, "transformer", lengths=[8])
-    suite.run(made)
-    suite.run(dataclasses.replace(made, trainer=TrainerConfig(recompute="full")))
-    modes = [(row["mode"], row["recompute"]) for row in rows_in(tmp_path)]
-    assert modes == [(mode, "none") for mode in suite.MODES] + [("training step", "full")]
-
-
-def test_a_model_that_failed_is_let_go_before_the_next_one(tmp_path):
-    """Its memory, of which there was not enough, would be missing there."""
-    cell = cell_beside(tmp_path, [])
-    assert cell.model is cell.model
-    with mock.patch.object(suite.timing, "interleaved", side_effect=torch.OutOfMemoryError):
-        (row,) = cell.measure()
-    assert row["note"] == suite.NO_ROOM
-    assert cell.bench._made is None
 
 
 def test_what_breaks_the_gpu_ends_the_suite_and_any_other_failure_is_a_row(tmp_path):
@@ -171,40 +132,6 @@ def cell_beside(folder: Path, rows: list[dict], *, recompute: str = "none", leng
     return suite._Cell(suite._Bench(made, torch.device("cpu"), table), "transformer", "training step", length)
 
 
-def test_what_does_not_fit_without_recomputing_is_tried_with_it(tmp_path):
-    rows = [{"tokens": 8, "recompute": "none", "note": suite.NO_ROOM}]
-    assert cell_beside(tmp_path, rows)._reason_to_skip() is not None
-    assert cell_beside(tmp_path, rows, recompute="full")._reason_to_skip() is None
-
-
-def test_a_ratio_is_of_steps_that_recompute_alike(tmp_path):
-    rows = [
-        {"tokens": 16, "recompute": mode, "milliseconds_median": ms}
-        for mode, ms in (("none", 1), ("full", 3))
-    ]
-    for mode, milliseconds in (("none", 1.0), ("full", 3.0)):
-        cell = cell_beside(tmp_path, rows, recompute=mode)
-        cell.name = "kda"
-        assert cell._transformer_time(7.0) == milliseconds
-
-
-def test_models_are_configured_for_the_length_that_they_are_timed_at(tmp_path):
-    """The modes of one length share a model."""
-    bench = cell_beside(tmp_path, []).bench
-    short = bench.model("transformer", 8)
-    assert bench.model("transformer", 8) is short
-    assert (short.seq_len, bench.model("transformer", 16).seq_len) == (8, 16)
-
-
-def test_short_sequences_come_first_in_whatever_order_they_are_asked_for(tmp_path):
-    """They say what longer ones would take."""
-    made = config(tmp_path, "transformer", lengths=[32, 8, 16])
-    table = ResumableTable(made, torch.device("cpu"))
-    cells = suite._cells(suite._Bench(made, torch.device("cpu"), table))
-    lengths = [cell.names["tokens"] for cell in cells]
-    assert lengths == sorted(lengths)
-
-
 TOKENS = 42  # beyond every window at this size, and a multiple of the number of timelines
 
 
@@ -226,19 +153,6 @@ def test_a_filled_state_is_as_large_as_after_decoding(preset):
         assert contents(made), mixer
     logits, _ = model.step(torch.zeros(1, dtype=torch.int64), filled)
     assert logits.isfinite().all()
-
-
-@pytest.mark.parametrize("preset", architectures(LIKE))
-def test_an_empty_state_is_not_taken_for_a_full_one(preset):
-    """The measure of the test above sees the difference wherever there is one, MLA among Kimi's layers included."""
-    config = architectures(LIKE)[preset]
-    model = LanguageModel(config, vocab_size=30, seq_len=TOKENS).eval()
-    real, empty = decoded(model, TOKENS, TOKENS), model.init_state(1, capacity=TOKENS)
-    pairs = zip(model.letters, real.layers, empty.layers, strict=True)
-    grows = {letter for letter, wanted, made in pairs if contents(made) != contents(wanted)}
-    assert grows == set(model.letters) - set("CKMO"), (
-        "convolutions and recurrences alone are of constant size"
-    )
 
 
 def contents(state) -> list[int]:
@@ -282,11 +196,3 @@ def test_a_kind_of_state_that_cannot_be_filled_is_refused_by_its_name():
         pytest.raises(TypeError, match="Ring"),
     ):
         state_after(model, TOKENS, torch.float32)
-
-
-@pytest.mark.slow
-def test_what_recomputing_saves_and_costs(tmp_path):
-    rows = recompute.run(config(tmp_path, suite="recompute"))
-    kept = {row["recompute"]: row["kept_bytes"] for row in rows}
-    assert kept["none"] > kept["selective"] > kept["full"]
-    assert all(row["milliseconds_median"] > 0 and row["ratio"] > 0 for row in rows)

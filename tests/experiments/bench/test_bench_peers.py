@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 
-import kernels
 from experiments.bench import peers
 from experiments.bench.cases import CASES, NSA
 from experiments.bench.memory_traffic import META
-from experiments.bench.peers import fla, sdpa_flash, shared
+from experiments.bench.peers import fla, shared
 from kernels.plugins import look_up
 
-CPU = torch.device("cpu")
 LENGTH = 128
 
 
@@ -197,48 +194,6 @@ def test_liger_reads_and_writes_the_same_streams(called):
     assert phi.is_contiguous()
     assert bias is coefficients.arguments[3]
     assert [scale.shape for scale in scales] == [()] * 3
-
-
-@pytest.mark.parametrize("case", shared.ATTENTIONS)
-def test_a_dense_attention_has_the_queries_keys_and_values_of_all_tokens(case: str):
-    seen: list = []
-    calls = calls_of(case)
-    shared.dense_attention_peers(lambda *qkv: seen.append(qkv))[case](calls)()
-    ((q, k, v),) = seen
-    assert {x.shape[1] for x in (q, k, v)} == {LENGTH}
-    assert k.shape == v.shape
-    assert q.shape[2] % k.shape[2] == 0
-    (call,) = [call for call in calls if call.operation.endswith("attention")]
-    assert q is call.arguments[0]
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_dense_attention_is_causal_and_shares_keys_among_query_heads(kv_heads: int):
-    torch.manual_seed(0)
-    q, k, v = torch.randn(1, 9, 4, 8), torch.randn(1, 9, kv_heads, 8), torch.randn(1, 9, kv_heads, 8)
-    found = sdpa_flash.attention(q, k, v, SDPBackend.MATH).transpose(1, 2)
-    torch.testing.assert_close(found, kernels.attention(q, k, v, backend="reference"))
-
-
-@pytest.mark.parametrize(
-    ("peer", "error", "says"),
-    [
-        ("varlen_dense", ValueError, "varlen"),
-        ("flash_attn_dense", ValueError, "flash_attn"),
-        ("sdpa_cudnn", RuntimeError, "kernel"),
-    ],
-)
-def test_a_dense_peer_is_that_library_and_no_other(peer: str, error: type[Exception], says: str):
-    """On a CPU each refuses, where another one would compute."""
-    case = "timeline_attention"
-    with pytest.raises(error, match=says):
-        peers.form(peer, case, calls_of(case, 16, CPU))()
-
-
-def test_a_copy_is_of_the_largest_input():
-    (call,) = calls_of("short_conv", 256)
-    copied = peers.form("copy", "short_conv", [call])()
-    assert copied.shape == max(call.arguments, key=torch.numel).shape
 
 
 @pytest.mark.parametrize(

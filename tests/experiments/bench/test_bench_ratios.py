@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from experiments.bench import result_table, timing
 from experiments.bench.suites import attention, cpu, harness
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
-from zoo import ModelConfig, registry
+from zoo import ModelConfig
 from zoo.cost import parameters_non_embedding
 
 CPU = torch.device("cpu")
@@ -23,19 +22,6 @@ CPU = torch.device("cpu")
 def test_a_summary_has_the_median_the_lowest_and_the_highest():
     found = timing.summary([5.0, 1.0, 2.0, 9.0, 4.0])
     assert found == {"milliseconds_median": 4.0, "milliseconds_low": 1.0, "milliseconds_high": 9.0}
-
-
-def test_alternatives_are_timed_in_turns_after_their_warm_up():
-    order: list[str] = []
-    calls = {name: (lambda n=name: order.append(n)) for name in "ab"}
-
-    def clock(call, device):
-        call()
-        return float(len(order))
-
-    times = timing.interleaved(calls, 2, CPU, warm_up=1, clock=clock)
-    assert "".join(order) == "ab" + "abab"
-    assert times == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
 
 
 def test_a_ratio_above_one_is_faster_than_its_peer():
@@ -84,32 +70,6 @@ def test_attention_is_timed_by_what_can_serve_and_by_its_definition_where_that_i
     rows = attention._compare(_Attention(), length, CPU, 1)
     assert [row["backend"] for row in rows] == 2 * timed
     assert {row["backend"]: row["ratio"] for row in rows} == {name: 2.0 / times[name][0] for name in timed}
-
-
-@pytest.mark.slow
-def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
-    """Four times the milliseconds for twice the tokens: a token takes twice as long."""
-    given = {"16": [1.0], "32": [4.0], "64": [4.0]}
-    monkeypatch.setattr(cpu.timing, "interleaved", lambda works, repeats, device: given)
-    rows = cpu.run_lengths([16, 32, 64], 1)
-    assert len(rows) == 3 * len(registry.blocks("mixer"))
-    for row in rows:
-        assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
-
-
-@pytest.mark.parametrize(("milliseconds", "further"), [(1.0, 7), (4999.0, 7), (5000.0, 1), (1e5, 1)])
-def test_a_recurrence_that_takes_seconds_is_timed_twice_and_no_more(milliseconds, further, monkeypatch):
-    """In turns with its form, which is timed as often."""
-    rounds = []
-
-    def interleaved(forms, repeats, device, warm_up):
-        rounds.append(repeats)
-        return {name: [milliseconds if name == "reference" else 1.0] * repeats for name in forms}
-
-    monkeypatch.setattr(cpu.timing, "interleaved", interleaved)
-    monkeypatch.setattr(cpu, "OPERATIONS", {"delta_rule": cpu.OPERATIONS["delta_rule"]})
-    cpu.run_recurrences(3, 7)
-    assert rounds == [1, further] * len(cpu.MODES)
 
 
 @pytest.mark.slow
@@ -177,36 +137,6 @@ def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: P
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["ratio"] for row in rows] == ["1.23457", ""]
     assert rows[0]["tokens"] == "12345678"
-
-
-def test_times_are_in_milliseconds(monkeypatch):
-    readings = iter((3.0, 3.25))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(readings))
-    assert timing.on_device(lambda: None, CPU) == 250.0
-
-
-def timed_within(seconds: float, milliseconds: float, repeats: int) -> dict[str, list[float]]:
-    """Times of two alternatives whose calls take so long each, the first ones ten times as long."""
-    seen: list[str] = []
-
-    def interleaved(calls, rounds, device, warm_up):
-        assert warm_up == 0
-        seen.append("round")
-        factor = 10 if len(seen) == 1 else 1
-        return {name: [factor * milliseconds] * rounds for name in calls}
-
-    calls = dict.fromkeys("ab", lambda: None)
-    with mock.patch.object(timing, "interleaved", interleaved):
-        return timing.interleaved_within(calls, repeats, CPU, seconds)
-
-
-def test_as_many_rounds_as_fit_into_the_time():
-    """By the first round, which is the warm-up and counts only where no three others fit."""
-    assert timed_within(1.0, 1.0, 5) == {"a": [1.0] * 5, "b": [1.0] * 5}
-    assert timed_within(1.0, 12.5, 5) == {"a": [12.5] * 4, "b": [12.5] * 4}
-    assert timed_within(1.0, 25.0, 5) == {"a": [250.0, 25.0, 25.0], "b": [250.0, 25.0, 25.0]}
-    assert timed_within(1.0, 100.0, 5) == {"a": [1000.0], "b": [1000.0]}
-    assert timed_within(1.0, 1.0, 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
 
 
 def test_ratios_are_of_pairs():

@@ -3,15 +3,12 @@
 import csv
 
 import pytest
-import torch
 
-from experiments.bench import model_steps
 from experiments.bench.run_suite import run_suite
 from experiments.bench.suites import steps
 from experiments.configuration.schema import Config
 from zoo import ModelConfig
 from zoo.cost import parameters_non_embedding
-from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 
 def config(folder) -> Config:
@@ -64,27 +61,6 @@ def test_steps_are_taken_in_as_many_rounds_as_asked_for_and_five_at_least(
     made.bench.lengths, made.bench.repeats = [16], repeats
     assert steps.run(made) == []
     assert asked == [rounds]
-
-
-def test_a_suite_computes_with_the_threads_of_the_command(tmp_path, monkeypatch):
-    before, seen = torch.get_num_threads(), []
-    monkeypatch.setattr(steps, "run", lambda config: seen.append(torch.get_num_threads()) or [])
-    made = config(tmp_path)
-    made.trainer.threads = before + 1
-    try:
-        run_suite(made)
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [before + 1]
-
-
-@pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
-def test_models_are_timed_past_their_warm_ups(scheme):
-    model = ModelConfig(d_model=16, n_heads=2, depth=2)
-    model.residual.name = scheme
-    made = model_steps.make_model(Config(device="cpu"), model, 16, torch.device("cpu"))
-    schemes = [module for module in made.modules() if isinstance(module, HyperResidual)]
-    assert {warmup(found.clock, found.config).item() for found in schemes} == {1.0}
 
 
 @pytest.mark.parametrize(("tokens", "batches"), [(None, [1, 1]), (80, [5, 2]), (20, [1, 1])])

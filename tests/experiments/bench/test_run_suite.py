@@ -56,14 +56,3 @@ def test_a_measured_row_has_columns_of_the_table_and_the_peers_time_over_its_own
     assert (row["ratio"], row["batch"], row["tokens"]) == (2.0, 1, 32)
     times = [row[f"milliseconds_{name}"] for name in ("low", "median", "high")]
     assert times == [2.0, 3.0, 4.0]
-
-
-def test_a_column_that_a_row_lacks_is_empty(tmp_path: Path):
-    """As in the file, where tables of before have fewer columns."""
-    table = result_table.ResumableTable(
-        tiny_config(suite="steps", bench__out=str(tmp_path)), torch.device("cpu")
-    )
-    table.rows = [{"model": "kda", "tokens": 16}, {"model": "kda", "tokens": "16", "recompute": "full"}]
-    assert table.find(model="kda", recompute="") == table.rows[:1]
-    assert table.find(tokens=16) == table.rows
-    assert table.find(tokens=16, recompute="full") == table.rows[1:]

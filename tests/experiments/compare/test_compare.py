@@ -18,7 +18,7 @@ from experiments.compare.select import Selection, start
 from experiments.compare.selection_record import COLUMNS, write_record
 from experiments.compare.trials import RATE, Trial
 from experiments.configuration.schema import Config
-from experiments.runs import METRICS, MetricLog, RunFailed, RunFolder
+from experiments.runs import METRICS, RunFolder
 from experiments.system.paths import SELECTION
 from experiments.training.lightning_modules import NonFinite
 from zoo.errors import UserError
@@ -71,22 +71,6 @@ def test_the_lowest_validation_loss_wins_and_the_grid_grows_towards_it(lab: Lab,
 
 
 @pytest.mark.slow
-def test_growing_ends_and_the_edge_is_told(lab: Lab, pretend):
-    pretend(distance(1e-9))
-    one, _ = selected(lab, "compare.extend=1")
-    assert (one.best.settings["optim.lr"], one.edge) == (0.00033, "lowest")
-    assert len(one.rates) == 4
-
-
-@pytest.mark.slow
-def test_schedules_of_all_rates_have_one_shape(lab: Lab, pretend):
-    pretend(distance(3e-3))
-    one, _ = selected(lab, "optim.lr=1e-2", "optim.lr_min=1e-3")
-    recipes = {trial.planned.config.optim.lr: trial.planned.config.optim.lr_min for trial in one.trials}
-    assert recipes == {1e-3: 1e-4, 3e-3: 3e-4, 1e-2: 1e-3}
-
-
-@pytest.mark.slow
 def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
     trained = pretend(lambda config: None if config.optim.lr > 5e-3 else distance(3e-3)(config))
     one, _ = selected(lab)
@@ -98,13 +82,6 @@ def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
     pretend(lambda config: None)
     with pytest.raises(UserError, match=r"every run of .* diverged"):
         selected(lab, "trainer.max_steps=7")
-
-
-@pytest.mark.slow
-def test_other_failures_stop_the_selection(lab: Lab, pretend, monkeypatch):
-    monkeypatch.setattr(select, "train_all", lambda plans: plans)
-    with pytest.raises(RunFailed, match="6 of 6 selection runs failed; the same command tries them again"):
-        selected(lab)
 
 
 @pytest.mark.slow
@@ -165,12 +142,6 @@ def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(
     assert select.early_loss(SimpleNamespace(diverged=True, planned=planned)) == math.inf, "behind all others"
 
 
-@pytest.mark.slow
-def test_halving_needs_a_validation_in_the_first_quarter(lab: Lab):
-    with pytest.raises(UserError, match=r"first 100 steps .* and trainer.val_every=101; lower that"):
-        start(lab.compose(*MODELS, *HALVING, "evaluate.splits=[validation,test]", "trainer.val_every=101"))
-
-
 @pytest.mark.long
 def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_paused(lab: Lab):
     words = [*MODELS[2:], "trainer.max_steps=8", "trainer.val_every=1", "trainer.checkpoint_every=3"]
@@ -229,18 +200,6 @@ def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words
 
 
 @pytest.mark.slow
-def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
-    pretend(distance(1e-3))
-    one, _ = selected(lab, "seed=4", "compare.seeds=2")
-    plans = select.confirmations(one)
-    assert [p.config.seed for p in plans] == [5, 6]
-    assert {trial.planned.config.seed for trial in one.trials} == {4}
-    assert all(p.config.evaluate.splits == ["validation", "test"] for p in plans)
-    assert {p.config.name for p in plans} == {"default"}
-    assert all(trial.planned.config.evaluate.splits == ["validation"] for trial in one.trials)
-
-
-@pytest.mark.slow
 def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab, pretend, tmp_path: Path):
     pretend(lambda config: None if config.optim.lr > 5e-3 else distance(1e-3)(config))
     selections = selected(lab, "compare.extend=0", "compare.seeds=1")
@@ -253,25 +212,6 @@ def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab,
     assert rows[0]["confirmed_by"] == plans[0][0].run
     assert (rows[2]["validation_loss"], float(rows[0]["validation_loss"])) == ("", 0.0)
     assert {row["run"] for row in rows} == {trial.planned.run for s in selections for trial in s.trials}
-
-
-@pytest.mark.slow
-def test_the_record_has_the_seconds_of_the_last_row_that_has_any(lab: Lab, pretend, tmp_path: Path):
-    pretend(distance(3e-3))
-    (one, *_) = selected(lab)
-    path = one.trials[0].planned.folder.path / METRICS
-    path.unlink(missing_ok=True)
-    log = MetricLog(path, [])
-    log.cut(0)
-    for step, split, seconds in ((10, "train", 1.5), (20, "train", 4.25), (20, "validation", "")):
-        log.append({"step": step, "split": split, "seconds": seconds})
-    write_record(tmp_path, [one], [[]])
-    (row,) = (
-        row
-        for row in csv.DictReader((tmp_path / SELECTION).open())
-        if row["run"] == one.trials[0].planned.run
-    )
-    assert row["seconds"] == "4.25"
 
 
 @pytest.mark.slow
@@ -303,14 +243,6 @@ def test_a_failure_is_an_outcome_only_where_the_loss_was_not_finite(tmp_path: Pa
     for error, diverged in ((MemoryError("no memory left"), False), (NonFinite("the loss", 3, "head"), True)):
         trial.planned.folder.fail(error)
         assert (trial.diverged, trial.loss) == (diverged, math.inf)
-
-
-def test_confirming_runs_that_did_not_end_are_counted_and_told(monkeypatch):
-    complete, failed = SimpleNamespace(done=True), SimpleNamespace(done=False)
-    monkeypatch.setattr(select, "train_all", lambda plans: None)
-    select.confirm([[complete], [complete]])
-    with pytest.raises(RunFailed, match="1 of 2 confirming runs are not complete; the same command goes on"):
-        select.confirm([[complete], [failed]])
 
 
 def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monkeypatch):
@@ -388,16 +320,3 @@ def test_a_complete_run_is_scored_on_more_splits_without_training(lab: Lab):
     (other,) = lab.results.glob("whole/*")
     assert other.name == run.path.name
     assert RunFolder(other).summary()["metrics"]["test"] == after["metrics"]["test"]
-
-
-@pytest.mark.slow
-def test_splits_that_are_scored_one_after_the_other_each_keep_their_own_record(lab: Lab):
-    recorded = []
-    for splits in ("[]", "[validation]", "[validation,test]"):
-        outcome = lab.here("trainer.max_steps=1", f"evaluate.splits={splits}")
-        assert outcome.status == 0, outcome.err
-        recorded.append(RunFolder(lab.run_folder()).summary().get("scored_later", {}))
-    trained, first, both = recorded
-    assert (trained, first.keys()) == ({}, {"validation"})
-    assert both == {**first, "test": both["test"]}
-    assert both["test"].keys() == {"commit", "finished"}

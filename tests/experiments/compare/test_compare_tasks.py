@@ -11,7 +11,6 @@ from support.program import Lab
 from support.task_lab import TaskLab
 
 from analysis.loading import tables
-from experiments.compare import select
 from experiments.configuration.compose import check_recipe
 from experiments.data import TASKS
 from experiments.jobs import compare
@@ -46,13 +45,6 @@ def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record
         confirmed
     )
     assert len(confirmed) == 8
-
-
-@pytest.mark.slow
-def test_options_of_one_task_are_compared_by_themselves(task_lab: TaskLab):
-    command = ["--multirun", "job=compare", "data=mqar", "model=transformer", "compare.extend=0"]
-    two = select.start(task_lab.compose(*command, "data.tasks.mqar.pairs=2,3"))
-    assert len({trial.planned.run for one in two for trial in one.trials}) == 6
 
 
 def test_records_of_before_are_of_no_task():
@@ -94,13 +86,6 @@ def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
     with pytest.raises(UserError, match=r"data=parity, only for flip_flop, fuzzy_recall"):
         check_recipe("two_core", "parity")
     check_recipe(None, "parity")
-
-
-@pytest.mark.slow
-def test_a_recipe_has_to_have_settings_for_every_task_of_a_sweep(lab: Lab):
-    lab.arguments = lambda *words: list(words)
-    with pytest.raises(UserError, match="recipe=two_core has no settings for data=parity"):
-        lab.compose("--multirun", "recipe=two_core", "data=mqar,parity")
 
 
 @pytest.mark.parametrize(

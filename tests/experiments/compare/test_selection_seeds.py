@@ -16,7 +16,6 @@ from experiments.compare.select import Selection, confirmations
 from experiments.compare.selection_record import write_record
 from experiments.compare.trials import RATE
 from experiments.configuration.schema import Config
-from experiments.jobs import compare
 from experiments.system.paths import SELECTION
 from zoo.errors import UserError
 
@@ -175,42 +174,6 @@ def test_the_record_has_a_row_a_run_and_marks_all_seeds_of_the_chosen_setting(tm
     assert chosen["chosen"].tolist() == [False] * 4 + [True] * 3
     assert chosen["edge"].tolist() == [""] * 4 + ["highest"] * 3
     assert chosen["confirmed_by"].nunique() == 2
-
-
-def test_what_was_selected_by_several_seeds_is_said(tmp_path: Path, pretend, capsys):
-    pretend(by_seed(LUCKY))
-    compare.compare([_config(tmp_path, compare__seeds=1)])
-    said = capsys.readouterr().out
-    assert "1 model: 3 runs to select, the two best settings of each with 3 seeds; then 1 to confirm" in said
-    assert (
-        "selected for transformer mqar seed 4: optim.lr=0.01, mean validation loss 5.0200 of 3 seeds "
-        "(rates tried: 0.001, 0.003, 0.01); at the highest end: a higher rate may be better\n"
-    ) in said
-
-
-@pytest.mark.long
-def test_a_selection_that_was_stopped_between_two_rounds_goes_on(tmp_path: Path, pretend):
-    trained = pretend(by_seed({**LUCKY, 0.033: [4.99, 5.0], 0.11: [5.5]}))
-
-    class Stopped(Exception):
-        pass
-
-    def stop() -> None:
-        raise Stopped
-
-    rounds: list[int] = []
-    whole = selected(_config(tmp_path, name="whole", compare__extend=2), lambda: rounds.append(len(trained)))
-    for done in rounds:
-        trained.clear()
-        with pytest.raises(Stopped):
-            selected(
-                _config(tmp_path, name=f"after {done}", compare__extend=2),
-                lambda done=done: stop() if len(trained) == done else None,
-            )
-        again = selected(_config(tmp_path, name=f"after {done}", compare__extend=2))
-        assert len(trained) == rounds[-1], "what was trained was trained again"
-        assert again.best.settings == whole.best.settings
-    assert len(rounds) == 5
 
 
 @pytest.mark.long

@@ -48,17 +48,6 @@ def test_what_one_of_the_models_uses_is_not_named(words: str):
     assert unused_options(words.split(), [model("SF"), model("K", "mhc")]) == []
 
 
-def test_a_layer_that_the_depth_cuts_away_is_not_there():
-    config = model("KKKL")
-    config.model.depth = 3
-    (line,) = unused_options(["model.mixers.kda.neg_eigval=false", "model.mixers.mla.rope_dim=0"], [config])
-    assert line == f"{UNUSED}model.mixers.mla.rope_dim; a model with a layer L would"
-
-
-def test_a_pattern_that_cannot_be_read_is_left_to_the_job():
-    assert unused_options(["model.mixers.kda.neg_eigval=false"], [model("nonsense")]) == []
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -77,14 +66,6 @@ def test_a_sweep_is_judged_by_all_its_cells_and_not_by_what_files_set(lab: Lab, 
 
 
 @pytest.mark.slow
-def test_a_key_that_is_given_with_plus_signs_is_given_as_any_other(lab: Lab):
-    """job=evaluate and generate tell by these keys that they take no model from the command."""
-    (config,) = lab.compose("++model.residual.mhc.iters=3", "optim.clip=7")
-    assert config.model.residual.mhc.iters == 3
-    assert {"model.residual.mhc.iters", "optim.clip"} <= config.given
-
-
-@pytest.mark.slow
 def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
     plain = lab.here("job=cost", "cost.lengths=[16]")
     noted = lab.here("job=cost", "cost.lengths=[16]", "model.residual.mhc.iters=5")
@@ -94,12 +75,3 @@ def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
         plain.out,
         f"notice: {UNUSED}model.residual.mhc.iters; model.residual.name=mhc would\n",
     )
-
-
-def test_an_option_of_a_task_that_no_run_has_is_named_and_evaluation_uses_all():
-    config, words = model("F"), ["data.tasks.parity.length=20", "data.tasks.mqar.pairs=2"]
-    config.data.name = "mqar"
-    said = "no run of this command uses data.tasks.parity.length; data=parity would"
-    assert unused_options(words, [config]) == [said]
-    config.job = "evaluate"
-    assert unused_options(words, [config]) == []

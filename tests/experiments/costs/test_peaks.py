@@ -66,16 +66,6 @@ def test_it_is_measured_once_a_machine(tmp_path, monkeypatch):
         assert len(asked) > before, f"another {fact} is measured by itself"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"flops": "many"}', '{"flops": -1}', '{"flops": NaN}'])
-@pytest.mark.slow
-def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, damage):
-    a_clock(monkeypatch, 1.0)
-    first = peak_flops.peak(CPU, tmp_path)
-    kept(tmp_path).write_text(damage)
-    assert peak_flops.peak(CPU, tmp_path) == first
-    assert json.loads(kept(tmp_path).read_text())["flops"] == first.flops
-
-
 @pytest.mark.slow
 def test_a_rate_above_it_has_it_measured_again_and_the_higher_one_stays(tmp_path, monkeypatch):
     a_clock(monkeypatch, 4.0)
@@ -102,16 +92,6 @@ def test_a_higher_peak_that_another_process_found_meanwhile_stays(tmp_path, monk
     assert peak_flops.peak(CPU, tmp_path).flops == 90.0
 
 
-@pytest.mark.slow
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
-    asked = a_clock(monkeypatch, 1.0)
-    (tmp_path / "peaks").write_text("a file where the folder should be")
-    first = peak_flops.peak(CPU, tmp_path)
-    readings = len(asked)
-    assert peak_flops.peak(CPU, tmp_path) == first
-    assert len(asked) == 2 * readings
-
-
 def test_a_rate_above_the_peak_is_no_utilisation():
     assert peak_flops.utilisation(50.0, 200.0) == 0.25
     assert peak_flops.utilisation(200.0, 200.0) == 1.0
@@ -136,21 +116,6 @@ def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: 
     assert "hypergraph" in told
 
 
-@pytest.mark.slow
-def test_a_peak_that_turned_out_too_low_is_not_the_one_that_the_summary_divides_by(
-    lab: Lab, tmp_path, monkeypatch
-):
-    """As the run begins every product seems to take an hour; measured again after it, a millisecond."""
-    products = len(peak_flops.SIZES) * peak_flops.ROUNDS
-    a_clock(monkeypatch, *[3600.0] * products, *[1e-3] * products)
-    lab.cache = tmp_path / "cache"
-    assert lab.here("trainer.max_steps=2", "trainer.log_every=1").status == 0
-    summary = json.loads((lab.run_folder() / "summary.json").read_text())
-    assert summary["mfu_peak_flops"] == pytest.approx(2 * peak_flops.SIZES[-1] ** 3 / 1e-3, rel=1e-3)
-    done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
-    assert summary["mfu"] == pytest.approx(done / summary["mfu_peak_flops"])
-
-
 def test_a_summary_says_what_ran_beside_it(finished: Lab):
     summary = json.loads((finished.run_folder() / "summary.json").read_text())
     assert summary["workers"] == 1
@@ -162,10 +127,3 @@ def test_a_summary_says_what_ran_beside_it(finished: Lab):
 def test_instructions_that_the_environment_takes_away_are_part_of_the_machine(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert machine.capability().endswith(", MKL_CBWR=COMPATIBLE")
-
-
-def test_peak_memory_is_the_high_water_mark_in_bytes(tmp_path: Path, monkeypatch):
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmPeak:\t    9999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n")
-    monkeypatch.setattr(machine, "Path", lambda place: status)
-    assert machine.peak_memory(CPU) == 2 * 2**20

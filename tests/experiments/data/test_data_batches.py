@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data import Batches, Split, document_boundaries
+from experiments.data import Batches, Split
 from experiments.data.batches import counter_hash
 
 BOS = 0
@@ -69,25 +69,6 @@ def test_every_token_is_seen_once_an_epoch_up_to_the_remainder(n):
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_windows_come_in_another_order_each_epoch():
-    """Not only cut elsewhere: the order of the windows counted from the epoch's own offset differs, too."""
-    batches, orders = Batches(numbered(1024), 16, 1, seed=1), []
-    for epoch in range(3):
-        first = [int(batches.batch(epoch * 64 + i)["tokens"][0, 0]) for i in range(64)]
-        starts = sorted(first)
-        place = {start: starts.index(start) for start in first}
-        # The circle has 64 windows and no rest, so offsets only turn the order of places around.
-        turns = [place[start] for start in first]
-        orders.append([(turn - turns[0]) % 64 for turn in turns])
-    assert len({tuple(order) for order in orders}) == 3
-
-
-def test_windows_are_cut_elsewhere_each_epoch():
-    batches = Batches(numbered(1024), 16, 1, seed=1)
-    phases = [int(batches.batch(epoch * 64)["tokens"][0, 0]) % 16 for epoch in range(8)]
-    assert len(set(phases)) > 3
-
-
 def test_packing_starts_a_sequence_at_rows_and_separators():
     batches = Batches(documents(1000, 37), 16, 4, seed=2, pack="document", bos_id=BOS)
     for i in range(30):
@@ -100,11 +81,6 @@ def test_packing_starts_a_sequence_at_rows_and_separators():
         assert starts == {0, 16, 32, 48} | set((tokens[0] == BOS).nonzero()[:, 0].tolist())
         assert bounds[-1] == 64
         assert bool((bounds.diff() > 0).all())
-
-
-def test_boundaries_of_a_separator_at_a_row_start_are_not_doubled():
-    rows = np.array([[BOS, 5, 5, BOS], [BOS, 5, 5, 5], [5, BOS, BOS, 5]])
-    assert document_boundaries(rows, BOS).tolist() == [0, 3, 4, 8, 9, 10, 12]
 
 
 def test_noise_keys_are_positive_distinct_and_shared_by_both_packings():

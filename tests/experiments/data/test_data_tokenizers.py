@@ -1,9 +1,6 @@
 """Tokenizers: round trips, determinism, the separator, cutting of long texts, saving."""
 
 import json
-import multiprocessing
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,13 +14,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, fingerprint, prepare, tokenizers
-from experiments.data.corpus import write_tokens
 from experiments.data.scoring_text import read_splits
-from experiments.data.sources import Document, base
+from experiments.data.sources import base
 from experiments.data.tokenizers import LONGEST_WORD, PIECE, TOKENIZERS, has_long_words, pieces, train
 from experiments.system import signals
 from zoo.errors import UserError
-from zoo.tokenization import SEPARATOR, BytePairTokenizer, ByteTokenizer, check_round_trip, from_json
+from zoo.tokenization import SEPARATOR, BytePairTokenizer, check_round_trip, from_json
 
 WORDS = ByteLevel(add_prefix_space=False, use_regex=True)
 
@@ -69,11 +65,6 @@ def test_round_trip(tokenizer, text):
     assert tokenizer.decode([tokenizer.bos_id, *ids]) == SEPARATOR + text
 
 
-def test_a_batch_is_its_texts_one_by_one(tokenizer):
-    for text, ids in zip(ODD, tokenizer.encode_batch(ODD), strict=True):
-        assert np.asarray(ids).tolist() == tokenizer.encode(text)
-
-
 def test_saved_and_restored(tokenizer):
     again = from_json(tokenizer.to_json())
     assert again.identity() == tokenizer.identity()
@@ -83,12 +74,6 @@ def test_saved_and_restored(tokenizer):
         tokenizer.bos_id,
     )
     assert [again.encode(text) for text in ODD] == [tokenizer.encode(text) for text in ODD]
-
-
-def test_something_else_is_not_restored():
-    for text in ('{"kind": "words"}', "[]"):
-        with pytest.raises(ValueError, match="not a tokenizer"):
-            from_json(text)
 
 
 @pytest.mark.parametrize("length", [1, 7, 50])
@@ -142,16 +127,6 @@ def test_pieces_are_of_bounded_length_and_make_the_text(unit, length, size):
         assert has_long_words(text)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_pieces_of_any_text_change_no_word(seed):
-    draw = random.Random(seed)
-    text = "".join(draw.choice("ab1,.'s日本\n \t\r\u3000\x1c\x85_²½é\u0301ก็") for _ in range(400))
-    whole = [text[a:b] for _, (a, b) in WORDS.pre_tokenize_str(text)]
-    for length in (1, 3, 20):
-        cut = list(pieces(text, length))
-        assert [piece[a:b] for piece in cut for _, (a, b) in WORDS.pre_tokenize_str(piece)] == whole
-
-
 @pytest.mark.parametrize("tokenizer", ["bpe", "bytes"])
 def test_only_a_text_with_long_words_is_another_corpus_than_before_they_were_cut(
     config, tmp_path, monkeypatch, tokenizer
@@ -164,16 +139,6 @@ def test_only_a_text_with_long_words_is_another_corpus_than_before_they_were_cut
         with monkeypatch.context() as before:
             before.setattr(base, "has_long_words", lambda text: False)
             assert (fingerprint(cfg) != now) == changes
-
-
-def test_a_tokenizer_of_long_words_is_not_one_from_before_they_were_cut(config, tmp_path, cache, monkeypatch):
-    (tmp_path / "t.txt").write_text(prose(20) + "ACGT" * 3000, "utf-8")
-    cfg = config(path=str(tmp_path / "t.txt"), tokenizer="bpe", vocab_size=300)
-    with monkeypatch.context() as before:
-        before.setattr(base, "has_long_words", lambda text: False)
-        prepare(cfg, progress=False)
-    prepare(cfg, progress=False)
-    assert len(list((cache / "tokenizers").iterdir())) == 2
 
 
 SLOW = """
@@ -219,23 +184,6 @@ def test_what_goes_wrong_with_a_text_is_said_by_the_training_of_a_tokenizer():
         train(texts(), 400)
 
 
-def _trained(threads: int) -> str:
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
-    return train([prose(100, seed) for seed in range(5)], 500).to_json()
-
-
-def test_training_twice_gives_the_same():
-    texts = [prose(100, seed) for seed in range(5)]
-    assert train(texts, 500).to_json() == train(texts, 500).to_json()
-
-
-@pytest.mark.long
-def test_training_is_deterministic_whatever_the_threads():
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as one, context.Pool(1) as two:
-        assert one.apply(_trained, (1,)) == two.apply(_trained, (2,)) == _trained(2)
-
-
 def test_bpe_has_the_entries_asked_for_and_compresses():
     text = prose(50) + " ".join(str(i * i) for i in range(500))
     tokenizer = train([text], 400)
@@ -263,59 +211,6 @@ def test_gpt2_merges_are_applied(config, tmp_path):
     ids = corpus.tokenizer.encode("the")
     assert len(ids) == 1
     assert corpus.describe()["vocab_size"] == 259
-
-
-def test_gpt2_tables_with_other_merges_make_another_corpus(config, tmp_path):
-    """The vocabulary is the same, but not what a word is cut into."""
-    cfg = config(tokenizer="gpt2", gpt2_path=tiny_gpt2(tmp_path))
-    first = prepare(cfg, progress=False)
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\n")
-    second = prepare(cfg, progress=False)
-    assert second.fingerprint != first.fingerprint
-    assert [len(corpus.tokenizer.encode("the")) for corpus in (first, second)] == [1, 2]
-    assert len(second.splits["test"].tokens) > len(first.splits["test"].tokens)
-
-
-def test_gpt2_merges_of_number_signs_are_no_comments(tmp_path):
-    """GPT-2 has tokens ##, #### and longer; without their merges a heading would be other tokens than GPT-2's."""
-    tokens = [*sorted(ByteLevel.alphabet()), "##", "####", SEPARATOR]
-    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n# #\n## ##\n")
-    cfg = DataConfig(tokenizer="gpt2", gpt2_path=str(tmp_path))
-    tokenizer = TOKENIZERS["gpt2"].make(cfg, None, "", None)
-    found = [[tokens[i] for i in tokenizer.encode("#" * n)] for n in (1, 2, 3, 4)]
-    assert found == [["#"], ["##"], ["##", "#"], ["####"]]
-
-
-def test_gpt2_merges_of_a_space_are_read(tmp_path):
-    """The files are UTF-8, and a space is Ġ in them."""
-    tokens = [*sorted(ByteLevel.alphabet()), "Ġt", "Ġth", SEPARATOR]
-    vocabulary = json.dumps({token: i for i, token in enumerate(tokens)}, ensure_ascii=False)
-    (tmp_path / "vocab.json").write_text(vocabulary, encoding="utf-8")
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ t\nĠt h\n", encoding="utf-8")
-    cfg = DataConfig(tokenizer="gpt2", gpt2_path=str(tmp_path))
-    tokenizer = TOKENIZERS["gpt2"].make(cfg, None, "", None)
-    assert [tokens[i] for i in tokenizer.encode(" the")] == ["Ġth", "e"]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "merges", "message"),
-    [
-        (None, None, "must be a folder that holds encoder.json and vocab.bpe"),
-        ("not json", "", "cannot read GPT-2's tables"),
-        ("{}", "", "no GPT-2 vocabulary"),
-        ('{"<|endoftext|>": 0}', "#version: 0.2\na b\n", "does not belong to"),
-    ],
-)
-def test_bad_gpt2_folders(config, tmp_path, cache, vocabulary, merges, message):
-    folder = tmp_path / "gpt2"
-    folder.mkdir()
-    if vocabulary is not None:
-        (folder / "encoder.json").write_text(vocabulary)
-        (folder / "vocab.bpe").write_text(merges)
-    with pytest.raises(UserError, match=message):
-        check(config(tokenizer="gpt2", gpt2_path=str(folder)))
-    assert not cache.exists()
 
 
 ALPHABET = sorted(ByteLevel.alphabet())
@@ -423,30 +318,6 @@ def test_a_corpus_in_the_cache_whose_tokenizer_loses_text_is_refused(config, cac
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="does not give back the text"):
         prepare(cfg, progress=False)
-
-
-class Rare(ByteTokenizer):
-    """Loses a word that no list of characters has."""
-
-    name = "rare"
-
-    def encode_batch(self, texts):
-        return super().encode_batch([text.replace("zebra", "horse") for text in texts])
-
-
-def test_a_sample_of_the_text_itself_goes_there_and_back(tmp_path):
-    write_tokens([Document(prose(3), 0)], Rare(), tmp_path / "tokens.bin", lambda _: None)
-    with pytest.raises(UserError, match=r"'zebra.*' comes back as 'horse"):
-        write_tokens([Document("zebras and others", 0)], Rare(), tmp_path / "tokens.bin", lambda _: None)
-
-
-def test_tokens_are_of_the_vocabulary(tokenizer):
-    """Or a model has no embedding of them."""
-    check_round_trip(tokenizer)
-    with pytest.raises(UserError, match=f"gives the token {tokenizer.vocab_size} with a vocabulary of"):
-        check_round_trip(tokenizer, "a", [tokenizer.vocab_size])
-    with pytest.raises(UserError, match="for the separator of documents"):
-        check_round_trip(tokenizer, SEPARATOR, [tokenizer.bos_id])
 
 
 def test_gpt2_without_a_folder_comes_from_the_hub(monkeypatch, tmp_path):

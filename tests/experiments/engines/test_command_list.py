@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from support.program import ROOT, Lab
 
-from experiments.engines.command_list import CommandList, command
+from experiments.engines.command_list import CommandList
 from experiments.engines.engine import read_record, write_record
 from experiments.jobs import cell
 from experiments.planning.plan import plan
@@ -62,39 +60,6 @@ def test_lines_keep_their_numbers_and_hold_no_command_of_somebody_else(lab: Lab)
 
 def lines_of(lab: Lab) -> list[str]:
     return (lab.results / "default" / "cells.txt").read_text(encoding="utf-8").splitlines()
-
-
-ODD = [
-    "josé",
-    "a=b",
-    "a,b",
-    "(a",
-    "it's",
-    '"a"',
-    "#a &b",
-    "[a]{b}:c",
-    "$a",
-    "a\\",
-    "null",
-    "*?~%!;",
-]
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_a_record_may_stand_in_a_folder_of_any_name(tmp_path: Path, name: str):
-    record = tmp_path / name / ".cells" / "0.json"
-    word = shlex.split(command(record))[-1]
-    (given,) = OverridesParser.create().parse_overrides([word])
-    assert not given.is_sweep_override()
-    assert OmegaConf.create({"run": given.value()}).run == str(record)
-
-
-@pytest.mark.slow
-def test_commands_of_a_folder_with_an_odd_name_are_read_back(tmp_path: Path, small_text, shared_cache):
-    home = Lab(tmp_path / "josé, it's (#1) $a=b", small_text, shared_cache)
-    record = home.folder / "results" / ".cells" / "0.json"
-    outcome = home.here("job=cell", shlex.split(command(record))[-1], "results=elsewhere")
-    assert f"{record}: No such file or directory" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -183,13 +148,3 @@ def test_mistakes_are_refused_before_anything_is_written(lab: Lab, words: list[s
     assert outcome.status == 2
     assert said in outcome.err
     assert not lab.left_behind()
-
-
-@pytest.mark.slow
-def test_a_machine_without_slurm_is_told_so(lab: Lab, monkeypatch):
-    pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
-    monkeypatch.setenv("PATH", "")
-    outcome = lab.here("sweep.engine=slurm")
-    assert outcome.status == 2, outcome
-    assert "there is no srun here, and sweep.engine=slurm needs a machine that submits jobs" in outcome.err
-    assert not list(lab.results.rglob("*.json"))

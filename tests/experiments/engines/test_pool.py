@@ -13,7 +13,6 @@ from experiments.engines import pool
 from experiments.engines.engine import FAILED, PAUSED, State
 from experiments.engines.pool import Pool
 from experiments.runs import RunPaused
-from zoo.errors import UserError
 
 
 class _Process:
@@ -106,18 +105,6 @@ def test_only_cells_of_this_command_are_cancelled_and_all_end_with_it(made):
     assert [process.asked.count("terminate") for process in processes] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("said", "error"), [("AF_UNIX path too long", UserError), ("Too many open files", OSError)]
-)
-def test_a_temporary_folder_with_too_long_a_path_is_named(made, monkeypatch, said: str, error: type):
-    engine, (planned,) = made(1)
-    monkeypatch.setattr(_Process, "start", lambda self: (_ for _ in ()).throw(OSError(said)))
-    monkeypatch.setattr(pool.tempfile, "gettempdir", lambda: "/a/long/path")
-    with pytest.raises(error, match="/a/long/path.*TMPDIR" if error is UserError else said):
-        engine.submit(planned)
-    assert engine.running == {}
-
-
 @pytest.fixture
 def cell(monkeypatch):
     """A cell as its own process has it: its plan, both ends of its pipe, and the signals that it heeds."""
@@ -175,13 +162,3 @@ def test_a_cell_ends_with_a_status_of_its_own(cell, monkeypatch, capsys, error, 
     with pytest.raises(SystemExit) as end:
         pool._work(cell.planned, cell.there, 1)
     assert (end.value.code, capsys.readouterr().err) == (status, said)
-
-
-def test_a_cell_that_is_terminated_ends_at_once_as_one_that_was_killed(cell, monkeypatch):
-    ends: list[int] = []
-    monkeypatch.setattr(pool, "execute", lambda *_: None)
-    monkeypatch.setattr(pool.os, "_exit", ends.append)
-    cell.here.send("go")
-    pool._work(cell.planned, cell.there, 1)
-    cell.heeded[signal.SIGTERM](signal.SIGTERM, None)
-    assert ends == [143]

@@ -39,13 +39,6 @@ def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_a_cell_has_the_threads_of_its_own_sweep(ray_cell: ModuleType, tmp_path: Path):
-    """Ray's process goes from one sweep to the next, and with it the one that starts cells."""
-    ended = [ray_cell.train(SUPERVISOR, "cell", 1, str(tmp_path), threads) for threads in (2, 2, 3)]
-    assert ended == [(0, "2 threads"), (0, "2 threads"), (0, "3 threads")]
-    assert [warm.threads for warm in _Worker.started] == [2, 3]
-
-
 def test_tasks_are_given_their_supervisor_which_they_tell_that_they_have_begun(
     ray_cell: ModuleType, monkeypatch
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from support.steady import changed, forget_texts, tiny_config
 
 from experiments.configuration.schema import RayConfig
 from experiments.engines import ray_engine
-from experiments.engines.engine import DONE, State, record_path
+from experiments.engines.engine import State, record_path
 from experiments.engines.supervisor import RUNNING, WAITING
 from experiments.planning.plan import Plan, plan
 from zoo.errors import UserError
@@ -176,19 +175,6 @@ def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_clu
     assert engine.cancel(plans[0])
 
 
-@pytest.mark.parametrize(("own", "told"), [(None, "0"), ("1", "1")])
-def test_nothing_of_a_sweep_is_told_to_the_makers_of_ray_unless_one_says_so(monkeypatch, own, told):
-    name, seen = "RAY_USAGE_STATS_ENABLED", []
-    monkeypatch.setenv(name, own or "")
-    if own is None:
-        monkeypatch.delenv(name)
-    ray = SimpleNamespace(init=lambda **options: seen.append(os.environ.get(name)))
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.job_config", SimpleNamespace(JobConfig=lambda **options: options))
-    ray_engine.connect(RayConfig())
-    assert seen == [told]
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_a_command_that_is_told_to_end_hears_it_also_when_it_is_connected(monkeypatch, there: bool):
     """Ray puts a handler of its own in place."""
@@ -241,15 +227,6 @@ def test_an_experiment_has_one_owner_of_tasks_which_stays_on_the_head_node_and_t
             "resources": {"node:__internal_head__": 0.001},
         },
     ]
-
-
-def test_a_finished_cell_is_done_whatever_its_owner_says(plans: list[Plan], monkeypatch):
-    engine, _, (supervisor,) = connected(monkeypatch, plans)
-    engine.submit(plans[0])
-    supervisor.answers["states"] = {record(plans[0]): RUNNING}
-    engine.changed()
-    monkeypatch.setattr(type(plans[0]), "done", True)
-    assert engine.state(plans[0]) == State(ended=True, status=DONE)
 
 
 def test_a_command_looks_at_once_and_then_every_poll_s_seconds(plans: list[Plan], monkeypatch):

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from support.program import Lab
 
 import zoo
 from experiments.configuration.schema import Config, GenerateConfig
 from experiments.costs import model_costs
-from experiments.generation import Speed
 from experiments.jobs import generate
 from zoo import UserError, cost
-from zoo.generate import ENDED
 
 PROMPTS = ["alpha", "beta gam", "the of and"]
 Go = Callable[..., tuple[str, str]]
@@ -86,28 +82,6 @@ def test_a_stop_ends_one_text_and_not_the_others(go: Go, texts: list[str], tmp_p
 
 def test_chunks_of_a_prompt_change_nothing(go: Go):
     assert go(prompt="alpha beta", chunk=3)[0] == go(prompt="alpha beta")[0]
-
-
-def test_both_speeds_are_told(go: Go):
-    number = r"[\d.,e-]+"
-    first = rf"first token after {number} s \(prompt: {number} tokens/s\)"
-    for tokens, then in ((1, ""), (3, rf", then {number} ms a token \({number} tokens/s\)")):
-        said = go(prompt="ab", tokens=tokens)[1]
-        assert re.fullmatch(rf"{tokens} tokens after a prompt of 3: {first}{then}\n", said), said
-
-
-def test_speed_of_two_batches():
-    speed = Speed(batches=2, prompt_tokens=300, prompt_s=0.5, steps=20, decoded=30, decode_s=0.1)
-    assert speed.describe() == (
-        "first token after 0.25 s (prompt: 600 tokens/s), then 5.00 ms a step (300.0 tokens/s)"
-    )
-
-
-def test_speed_counts_the_tokens_of_sequences_that_have_not_ended():
-    """The first tokens belong to the prompt; −1 stands for those of a sequence that has ended."""
-    speed, steps = Speed(), ([5, 6, 7], [8, ENDED, 9], [ENDED, ENDED, 4])
-    assert list(speed.clock(iter(map(torch.tensor, steps)), 30)) == list(steps)
-    assert (speed.batches, speed.prompt_tokens, speed.steps, speed.decoded) == (1, 30, 2, 3)
 
 
 @pytest.mark.parametrize(

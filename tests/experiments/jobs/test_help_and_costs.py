@@ -81,17 +81,6 @@ def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab
     assert outcome.err.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is no known mixer")
 
 
-@pytest.mark.slow
-def test_nothing_is_probed_while_a_measure_is_missing(lab: Lab, monkeypatch):
-    line = "zoo/probes/measures/mine.py, line 3: SyntaxError: '(' was never closed"
-    monkeypatch.setattr(registry, "_left_out", {"zoo.probes.measures.mine": line})
-    for words in (["job=probe", "run=/nope"], ["trainer.probe_every=5"]):
-        outcome = lab.here(*words)
-        assert outcome.status == 2, outcome
-        assert f"error: probing needs every measure: {line}" in outcome.err
-    assert lab.left_behind() == []
-
-
 @pytest.mark.parametrize(
     ("size", "text"),
     [(16, "16 B"), (8192, "8.0 KiB"), (90 * 1024, "90.0 KiB"), (2**20, "1.0 MiB"), (2**31, "2,048.0 MiB")],
@@ -109,17 +98,6 @@ def test_costs_say_what_is_not_counted(lab: Lab):
         in outcome.out
     )
     assert "extrapolated" not in outcome.out
-
-
-@pytest.mark.slow
-def test_costs_say_how_much_goes_from_layer_to_layer(lab: Lab):
-    """One vector of width 64 in fp32 in place of four."""
-    words = ["job=cost", "model=shc", "model.depth=2", "model.d_model=64", "cost.lengths=[64]"]
-    one = lab.here(*words, "model.residual.shc.factorise=1")
-    assert one.status == 0, one.err
-    assert "streams from layer to layer: 1 of width 64, 256 bytes a token" in one.out
-    table = lab.here("--multirun", *words, "model.residual.shc.factorise=0,1").out
-    assert [line.split("|")[4].strip() for line in table.splitlines()[2:4]] == ["1.0 KiB", "256 B"]
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -174,27 +152,6 @@ def test_a_bend_among_the_counted_lengths_is_waited_out(monkeypatch):
 def test_lengths_are_counted_as_far_as_the_budget_goes():
     found = model_costs._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, lambda: False)
     assert found == model_costs.FlopCount(1024 / 65_536, 65_536)
-
-
-@pytest.mark.slow
-def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
-    monkeypatch.setattr(model_costs, "SHORTEST", 8)
-    monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "budget": 0})
-    for words in (["job=cost"], ["--multirun", "job=cost", "model=transformer,lfm2"]):
-        outcome = lab.here(*words, "model.mixers.attention.window=null", "cost.lengths=[1024]")
-        assert outcome.status == 0, outcome.err
-        assert " ~" in outcome.out
-        assert "~ extrapolated from shorter lengths, up to" in outcome.out
-
-
-@pytest.mark.slow
-def test_models_of_a_table_are_told_apart(lab: Lab):
-    words = ["--multirun", "job=cost", "cost.lengths=[64]", "model=transformer", "model.channel.name=moe"]
-    outcome = lab.here(*words, "model.residual.name=add,mhc")
-    assert outcome.status == 0, outcome.err
-    assert "| `transformer` |" in outcome.out
-    assert "| `transformer mhc` |" in outcome.out
-    assert "moe" not in outcome.out
 
 
 @pytest.mark.parametrize(("tokenizer", "entries"), [("bytes", 256 + 1), ("gpt2", 50_257), ("bpe", 4096)])

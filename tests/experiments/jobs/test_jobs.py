@@ -15,7 +15,7 @@ import analysis
 from experiments import cli
 from experiments.cli import spelled_out
 from experiments.configuration.schema import Config
-from experiments.jobs import Job, all_jobs, cost
+from experiments.jobs import Job, all_jobs
 from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
@@ -106,22 +106,6 @@ def test_analysis_reads_a_run(finished: Lab):
     assert len(results.metrics) == 6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "title"), [("mixers", "Mixers"), ("events", "Probe events"), ("jobs", "Jobs (job=)")]
-)
-def test_list_shows_one_part(lab: Lab, part: str, title: str):
-    short, long, whole = (
-        lab.here("job=list", part),
-        lab.here("job=list", f"show={part}"),
-        lab.here("job=list"),
-    )
-    assert (short.status, short.out) == (0, long.out)
-    (heading,) = (line for line in short.out.splitlines() if line and not line.startswith(" "))
-    assert heading.startswith(title)
-    assert short.out in whole.out
-
-
 def test_a_word_that_list_does_not_know_is_refused(lab: Lab):
     outcome = lab.here("job=list", "taks")
     assert (outcome.status, outcome.out) == (2, "")
@@ -197,29 +181,6 @@ def test_configurations_go_together_to_a_job_that_takes_many_and_others_each_to_
     )
     cli.perform([Config(job=name, seed=seed) for seed, name in enumerate(given)])
     assert made == calls
-
-
-def generated(lab: Lab, *words: str) -> str:
-    """The text that job=generate writes, without what it says of its speed."""
-    words = (f"run={lab.run_folder()}", "generate.tokens=30", "generate.prompt=alpha", *words)
-    outcome = lab.here("job=generate", *words)
-    assert outcome.status == 0, outcome.err
-    return outcome.out.rpartition("\n\n")[0]
-
-
-@pytest.mark.slow
-def test_generate_is_a_function_of_the_seed(finished: Lab):
-    first = generated(finished, "seed=1")
-    assert first.startswith("alpha")
-    assert len(first) > 15
-    assert generated(finished, "seed=1") == first
-    assert generated(finished, "seed=2") != first
-
-
-@pytest.mark.long
-def test_greedy_generation_has_no_seed(finished: Lab):
-    greedy = "generate.temperature=0"
-    assert generated(finished, "seed=1", greedy) == generated(finished, "seed=2", greedy)
 
 
 @pytest.mark.parametrize("word", ["tokens=0", "temperature=-1", "top_p=0", "top_k=0"])
@@ -321,18 +282,3 @@ def test_a_sweep_and_its_report(lab: Lab):
     )
     assert again.status == 0
     assert again.out.startswith("2 cells: 2 complete, 0 to train")
-
-
-@pytest.mark.slow
-def test_run_py_works_from_any_folder(finished: Lab):
-    outcome = finished.run("job=list")
-    assert outcome.status == 0, outcome.err
-    assert os.listdir(finished.cwd) == []
-
-
-@pytest.mark.slow
-def test_states_are_compared_in_binary_megabytes(lab: Lab):
-    """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
-    (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")
-    *_, state = cost.table_row(config)
-    assert state == "16.0 MiB"

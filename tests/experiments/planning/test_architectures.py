@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 
@@ -37,19 +36,6 @@ def test_variants_with_experts_and_with_grouped_queries_fit_every_size():
         assert {type(layer.channel).__name__ for layer in sparse.layers} == {"MoE"}
         used = 3 * sparse.layers[0].channel.up.shape[1]  # two routed experts and a shared one
         assert 1 <= used / kda.layers[0].channel.up.out_features < 1.1
-
-
-def test_variants_differ_from_their_presets_in_what_they_are_named_for():
-    models = architectures(ModelConfig())
-    for variant, preset, own in (("lfm2_gqa", "lfm2", "mixers"), ("kda_moe", "kda", "channel")):
-        config = copy.deepcopy(models[variant])
-        assert config != models[preset]
-        config.preset = preset
-        if own == "mixers":
-            config.mixers.attention.max_kv_heads = None
-        else:
-            config.channel = models[preset].channel
-        assert config == models[preset]
 
 
 @pytest.mark.slow
@@ -97,24 +83,6 @@ def test_a_preset_as_it_is_departs_in_nothing(preset: str):
     """Whatever its own file sets is no departure, or it stood in the name of each of its runs."""
     config = architectures(ModelConfig())[preset]
     assert differences_from_preset(config, letters_of(config)) == []
-
-
-@pytest.mark.slow
-def test_costs_of_a_sweep_are_one_table(lab: Lab):
-    shown = lab.here("--multirun", "job=cost", "match=params", "model=transformer,mla", "cost.lengths=[1024]")
-    rows = [line for line in shown.out.splitlines() if line.startswith("| `")]
-    assert [row.split("|")[1].strip() for row in rows] == ["`transformer`", "`mla`"]
-    assert all(len(row.split("|")) == 8 for row in rows)
-
-
-@pytest.mark.slow
-def test_a_table_of_matched_models_shows_the_parameters_that_are_trained(lab: Lab):
-    words = ["match=params", "model.d_model=64", "model.n_heads=4", "model.depth=2", "data.tokenizer=bytes"]
-    shown = lab.here("--multirun", "job=cost", *words, "model=transformer,nsa", "cost.lengths=[1024]")
-    found = [int(line.split("|")[3].replace(",", "")) for line in shown.out.splitlines() if "| `" in line]
-    assert found[1] == pytest.approx(found[0], rel=0.01)
-    alone = lab.here("job=cost", *words, "model=nsa").out
-    assert f"parameters: {found[1]}\n" in alone
 
 
 @pytest.mark.parametrize(

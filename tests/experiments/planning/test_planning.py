@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from support.program import ROOT, Lab, write_text
+from support.program import Lab, write_text
 
 from experiments.configuration.schema import Config
 from experiments.planning.identity import run_name
@@ -150,15 +148,6 @@ def test_a_length_of_training_that_contradicts_or_is_none_is_refused(lab: Lab, w
     assert says in outcome.err
 
 
-@pytest.mark.long
-def test_presets_and_sizes_compose(lab: Lab):
-    for group in ("model", "size"):
-        for path in (CONF / group).glob("*.yaml"):
-            # TINY asks for less than the reference size, whose numbers are job=cost's test.
-            (config,) = lab.compose(f"{group}={path.stem}")
-            assert plan(config).letters
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, small_text: Path, shared_cache: Path) -> str:
     """The run that TINY asks for."""
@@ -170,59 +159,6 @@ def run_of(lab: Lab, *words: str) -> str:
     return plan(config).run
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trainer.threads=2"],
-        ["trainer.log_every=1", "trainer.progress=true", "trainer.checkpoint_every=3"],
-        ["trainer.max_minutes=3", "trainer.keep_checkpoints=false"],
-        ["trainer.loggers=[tensorboard]", "sweep.engine=list"],  # the package need not be here then
-        ["trainer.pause_at=3"],
-        ["trainer.keep_steps=[3,7]", "probe.at=last"],
-        ["results=/elsewhere"],
-        ["device=auto", "model.backend=torch"],
-        ["sweep.workers=7", "evaluate.batch_size=3", "name=other"],
-        ["model.preset=mine"],
-        ["generate.tokens=3", "cost.lengths=[5]"],
-    ],
-    ids=" ".join,
-)
-@pytest.mark.slow
-def test_identity_leaves_out_what_cannot_change_a_result(lab: Lab, plain: str, words: list[str]):
-    assert run_of(lab, *words) == plain
-
-
-@pytest.mark.slow
-def test_identity_leaves_out_blocks_that_are_not_used(lab: Lab):
-    assert run_of(lab, "model.pattern=S", "model.mixers.attention.rope_base=5") == run_of(
-        lab, "model.pattern=S"
-    )
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "seed=1",
-        "optim.lr=1e-3",
-        "optim.clip=0.5",
-        "model.pattern=FS",
-        "model.depth=3",
-        "model.mixers.hypergraph.n_timelines=4",
-        "trainer.max_steps=21",
-        "trainer.accumulate=2",
-        "trainer.patience=3",
-        "data.batch_size=2",
-        "data.seq_len=16",
-        "data.pack=document",
-        "data.tokenizer=bpe",
-        "evaluate.stride=4",
-    ],
-)
-@pytest.mark.slow
-def test_identity_covers_what_can(lab: Lab, plain: str, word: str):
-    assert run_of(lab, word) != plain
-
-
 @pytest.mark.slow
 def test_identity_follows_the_content_of_the_text_and_not_its_path(lab: Lab, plain: str, tmp_path: Path):
     copy = tmp_path / "copy.txt"
@@ -230,41 +166,6 @@ def test_identity_follows_the_content_of_the_text_and_not_its_path(lab: Lab, pla
     other = write_text(tmp_path / "other.txt", seed=1)
     assert run_of(lab, f"data.path={copy}") == plain
     assert run_of(lab, f"data.path={other}") != plain
-
-
-@pytest.mark.slow
-def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
-    tree = tmp_path / "tree"
-    for room in ("kernels", "zoo", "experiments", "conf"):
-        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "run.py", tree)
-    (tree / "zoo" / "mixers" / "extra.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from zoo.mixers.attention import Attention\n"
-        "from zoo.registry import register_mixer\n"
-        "@dataclass\n"
-        "class ExtraConfig:\n"
-        "    option: int = 3\n"
-        "@register_mixer('extra', letter='Q', config=ExtraConfig)\n"
-        "class Extra(Attention):\n"
-        "    pass\n"
-    )
-    script = (
-        "from experiments.configuration.compose import compose; from experiments.planning.plan import plan;"
-        "from zoo import registry;"
-        "print(plan(compose()[0]).run, ''.join(registry.mixer_by_letter()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *lab.arguments()],
-        cwd=tree,
-        env=lab.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    run, letters = done.stdout.split()
-    assert "Q" in letters
-    assert run == run_of(lab)
 
 
 @pytest.mark.slow

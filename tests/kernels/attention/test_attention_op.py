@@ -82,14 +82,6 @@ def test_packed_sequences_do_not_see_each_other():
     torch.testing.assert_close(whole, torch.cat(parts, dim=1))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 3}, {"cu_seqlens": packed(4, 1, 2)}], ids=["plain", "window", "packed"]
-)
-def test_gradients_are_the_derivatives(options):
-    inputs = [x.requires_grad_() for x in qkv(1, 7, heads=2, kv_heads=1, width=2)]
-    assert torch.autograd.gradcheck(partial(torch_form, **options), inputs)
-
-
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_autocast_decides_the_dtype(backend):
     q, k, v = qkv(1, 9, dtype=torch.float32)

@@ -1,7 +1,6 @@
 """delta_rule: the chunked form against the recurrence, its identities, its memory and its errors."""
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
@@ -126,19 +125,6 @@ def test_beta_in_0_1_has_no_negative_eigenvalue_and_twice_sigma_does(beta, small
     torch.testing.assert_close(eigenvalues.min(), torch.tensor(1 - beta, dtype=torch.float64))
 
 
-def test_packed_equals_separate():
-    given = inputs(1, 50, sequences=3)
-    cu = packed(20, 1, 29)
-    o, state = delta_rule(*given[:5], initial_state=given[5], output_final_state=True, cu_seqlens=cu)
-    ends = cu.tolist()
-    for n, (a, b) in enumerate(pairwise(ends)):
-        one, final = delta_rule(
-            *(x[:, a:b] for x in given[:5]), initial_state=given[5][n : n + 1], output_final_state=True
-        )
-        torch.testing.assert_close(o[:, a:b], one, rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(state[n : n + 1], final, rtol=1e-11, atol=1e-12)
-
-
 def test_a_sequence_may_be_continued():
     given = inputs(2, 71)
     whole, final = delta_rule(*given[:5], initial_state=given[5], output_final_state=True)
@@ -162,41 +148,12 @@ def test_fewer_heads_are_shared(backend):
     torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
-@pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
-@pytest.mark.slow
-def test_gradients_are_the_derivatives(per_channel, cu_seqlens):
-    sequences = None if cu_seqlens is None else 3
-    given = inputs(1, 7, per_channel=per_channel, heads=1, width=3, value_width=2, sequences=sequences)
-    given = [x.requires_grad_() for x in given]
-    assert torch.autograd.gradcheck(everything("torch", cu_seqlens=cu_seqlens), given)
-
-
-def test_the_future_is_not_seen():
-    given = inputs(1, 70)
-    o, _ = delta_rule(*given[:5])
-    changed = [x.clone() for x in given[:5]]
-    for x in changed:
-        x[:, 41:] = x[:, 41:].flip(1)
-    torch.testing.assert_close(delta_rule(*changed)[0][:, :41], o[:, :41], rtol=0, atol=1e-13)
-
-
 def test_bf16_inputs_keep_a_wide_state():
     given = [x.to(torch.bfloat16) for x in inputs(1, 40)[:3]] + [x.float() for x in inputs(1, 40)[3:5]]
     o, state = delta_rule(*given, output_final_state=True)
     wanted, _ = delta_rule(*(x.float() for x in given), backend="reference")
     assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(o.float(), wanted, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize(("backend", "one"), [("torch", "torch"), ("auto", "reference")])
-def test_auto_takes_the_recurrence_for_a_single_token(backend, one):
-    from kernels.ops.delta_rule import OPERATION
-
-    q, k, v, g, beta, _ = inputs(2, 1)
-    assert OPERATION.choose(backend, q, k, v, g, beta, cu_seqlens=None).name == one
-    longer = [x.repeat_interleave(2, 1) for x in (q, k, v, g, beta)]
-    assert OPERATION.choose("auto", *longer, cu_seqlens=None).name == "torch"
 
 
 @pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])

@@ -146,15 +146,6 @@ def test_a_single_token_on_a_cpu_is_the_recurrence():
         assert OPERATION.choose("auto", *given.values(), **options, cu_seqlens=cut).name == "torch"
 
 
-def test_what_the_kernels_refuse():
-    for wide in ("width", "value_width"):
-        given = inputs(2, True, **{wide: 257})
-        with pytest.raises(ValueError, match="widths of at most 256, got 257"):
-            delta_rule(**{name: x.float().to(DEVICE) for name, x in given.items()}, backend="triton")
-    with pytest.raises(ValueError, match="needs bfloat16, float16 or float32, got float64"):
-        delta_rule(**{name: x.to(DEVICE) for name, x in inputs(2, True).items()}, backend="triton")
-
-
 def test_work_is_linear_in_time_and_needs_no_data():
     def of(time: int):
         given = {name: x.to("meta") for name, x in inputs(time, True, width=64).items()}

@@ -101,12 +101,6 @@ def test_half_precision(dtype):
     assert_kernel_agrees(hyper_coefficients, args, dtype, keep=["phi", "scale", "bias"])
 
 
-def test_too_many_coefficients_are_refused():
-    x, phi = torch.zeros(1, 2, 2, 2, device=DEVICE), torch.zeros(257, 4, device=DEVICE)
-    with pytest.raises(ValueError, match="widths of at most 256, got 257"):
-        hyper_coefficients(x, phi, phi.new_zeros(3), phi.new_zeros(257), backend="triton")
-
-
 @pytest.mark.gpu
 def test_gradients_are_the_same_bits_at_every_run():
     """At a size where every program of the grid runs at its own time."""

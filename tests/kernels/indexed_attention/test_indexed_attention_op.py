@@ -1,7 +1,5 @@
 """indexed_attention: the fused blocks against its three operations; selection, gradients, cost and errors."""
 
-import functools
-
 import pytest
 import torch
 from support.kernel_cases import assert_agree, normal, packed, value_and_gradients
@@ -108,20 +106,6 @@ def test_numba_equals_the_three_operations_at_every_width_and_on_threads(case, t
     assert_agree(*pair, [x.float() for x in inputs])
 
 
-def test_auto_takes_numba_for_fp32_and_says_why_it_cannot_take_others():
-    inputs, half = [x.float() for x in layer(1, 12)], [x.bfloat16() for x in layer(1, 12)[:3]]
-    choose = functools.partial(OPERATION.choose, rule=FIVE)
-    assert choose("auto", *inputs).name == "numba"
-    assert choose("auto", *layer(1, 12)).name == choose("auto", *half, *inputs[3:]).name == "torch"
-    later = [x[:, 4:] if index in (0, 3, 5) else x for index, x in enumerate(inputs)]
-    refused = {"float32, got float64": layer(1, 12), "as many queries as keys, got 8 and 12": later}
-    for reason, given in refused.items():
-        with pytest.raises(ValueError, match=reason):
-            choose("numba", *given)
-    with pytest.raises(ValueError, match="packed"):
-        choose("numba", *inputs, cu_seqlens=packed(5, 7))
-
-
 def test_a_bias_of_any_stride_is_no_reason_to_compile_again():
     inputs = [x.float() for x in layer(1, 12)]
     wanted = indexed_attention(*inputs, rule=FIVE, backend="numba")
@@ -146,18 +130,6 @@ def test_without_numba_auto_takes_pytorch(monkeypatch):
     assert OPERATION.choose("auto", *inputs, rule=FIVE).name == "torch"
     with pytest.raises(ValueError, match="numba cannot be imported"):
         OPERATION.choose("numba", *inputs, rule=FIVE)
-
-
-@pytest.mark.parametrize("default", [torch.float64, torch.float16], ids=str)
-def test_the_users_default_dtype_changes_nothing(default):
-    inputs = [x.float() for x in layer(1, 12)]
-    wanted = indexed_attention(*inputs, rule=FIVE, backend="numba")
-    torch.set_default_dtype(default)
-    try:
-        found = indexed_attention(*inputs, rule=FIVE, backend="numba")
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize(("place", "bad"), [(0, torch.nan), (7, torch.nan), (0, torch.inf), (7, torch.inf)])
@@ -257,20 +229,6 @@ def test_selecting_everything_is_full_attention():
     q, k, v, *indexer = layer(2, 33)
     o, _ = indexed_attention(q, k, v, *indexer, rule=AdaptiveK("none", 33, 1, 33))
     below((o - attention(q, k, v)).abs().max(), 1e-13)
-
-
-@pytest.mark.parametrize("kind", ["sigmoid", "relu"])
-@pytest.mark.slow
-def test_gradients_are_the_derivatives(kind):
-    inputs = [x.requires_grad_() for x in layer(1, 7, 2, 1, 3, 2, 2, 3, signed=kind == "relu")]
-    call = joined(rule=AdaptiveK("none", 3, 1, 3), scores=kind)
-    assert torch.autograd.gradcheck(lambda *x: call(*x)[:-1], inputs[:3] + [x.detach() for x in inputs[3:]])
-    assert torch.autograd.gradcheck(lambda *x: call(*inputs_of(inputs, x))[-1:], inputs[3:])
-
-
-def inputs_of(inputs, indexer):
-    """Attention's inputs without gradient, which the loss passes none to, and an indexer's."""
-    return [x.detach() for x in inputs[:3]] + list(indexer)
 
 
 def test_each_output_reaches_its_own_inputs_alone():

@@ -119,18 +119,6 @@ def test_an_empty_sequence_counts_as_a_loss_of_zero(backend):
     torch.testing.assert_close(2 * sparse, full)
 
 
-@ways
-@pytest.mark.parametrize("scores", ["sigmoid", "relu"])
-@pytest.mark.slow
-def test_gradients_are_the_derivatives(scores, gathered, monkeypatch):
-    monkeypatch.setattr(torch_form, "gathers", lambda *_: gathered)
-    attended, indexer = layer(2, 5, index_heads=2, index_width=2)
-    for indices in (None, selected(indexer, 3)):
-        inputs = [x.clone().requires_grad_() for x in indexer]
-        call = partial(indexer_kl, *attended, indices=indices, scores=scores)
-        assert torch.autograd.gradcheck(call, inputs)
-
-
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_the_derivative_of_a_relu_at_zero_is_zero(backend):
     """Logits of 0 for one query and, by their keys, for one key; every other head is active."""

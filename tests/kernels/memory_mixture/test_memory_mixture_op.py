@@ -108,13 +108,6 @@ def test_without_the_delta_term_it_is_gated_linear_attention(backend):
     )
 
 
-@pytest.mark.slow
-def test_gradients_without_the_delta_term_are_the_derivatives():
-    given, routes = inputs(1, 7, memories=2, slots=1, heads=1, width=3, value_width=2)
-    given = [x.requires_grad_() for x in given]
-    assert torch.autograd.gradcheck(everything("torch", routes, update="gated_linear"), given)
-
-
 def test_triton_refuses_what_is_not_the_delta_rule_and_auto_passes_it_by():
     (*given, weights, _), routes = inputs(2, 5)
     refusals = OPERATION.refusals(*given, routes, weights, update="gated_linear")
@@ -201,12 +194,6 @@ def test_bf16_inputs_keep_wide_states():
     wanted, _ = memory_mixture(*(x.float() for x in given[:5]), routes, given[5], backend="reference")
     assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(o.float(), wanted, rtol=1e-2, atol=1e-2)
-
-
-def test_auto_takes_the_recurrence_for_a_single_token():
-    for time, name in ((1, "reference"), (2, "torch")):
-        (*given, weights, _), routes = inputs(2, time)
-        assert OPERATION.choose("auto", *given, routes, weights, cu_seqlens=None).name == name
 
 
 def test_the_reference_takes_exactly_the_routes_to_different_memories_there_are():

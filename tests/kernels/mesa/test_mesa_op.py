@@ -195,15 +195,6 @@ def test_gradients_are_those_of_the_exact_solve(backend):
     below(error, 1e-9)
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
-@pytest.mark.slow
-def test_gradients_are_the_derivatives(cu_seqlens, monkeypatch):
-    monkeypatch.setattr(torch_form, "CHUNK", 2)
-    sequences = 1 if cu_seqlens is None else 3
-    tensors = [x.requires_grad_() for x in inputs(1, 7, heads=1, width=3, sequences=sequences)]
-    assert torch.autograd.gradcheck(partial(call, cu_seqlens=cu_seqlens), tensors)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pieces", [[5, 6], [1, 2, 8], [1] * 11], ids=str)
 def test_a_state_continues_the_sequence(pieces, backend):
@@ -258,34 +249,6 @@ def test_a_decoded_query_may_have_any_size(size):
     o, _ = mesa(size * q, *token, lamb, initial_state=(h_kk, h_kv))
     unit, _ = mesa(q, *token, lamb, initial_state=(h_kk, h_kv))
     torch.testing.assert_close(o, size * unit, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_packed_sequences_are_separate_sequences(backend):
-    lengths = (40, 1, 2, 33)
-    *tokens, lamb, h_kk, h_kv = inputs(1, sum(lengths), sequences=4)
-    o, *final = call(*tokens, lamb, h_kk, h_kv, cu_seqlens=packed(*lengths), backend=backend)
-    parts = zip(*(x.split(lengths, 1) for x in tokens), [lamb] * 4, h_kk.split(1), h_kv.split(1), strict=True)
-    alone = [
-        torch.cat(x, dim)
-        for x, dim in zip(zip(*(call(*x) for x in parts), strict=True), (1, 0, 0), strict=True)
-    ]
-    torch.testing.assert_close([o, *final], alone, rtol=0, atol=1e-12)
-
-
-def test_a_batch_is_its_rows():
-    *tokens, lamb = inputs(3, 50)
-    together, _ = mesa(*tokens, lamb)
-    alone = [mesa(*(x[i : i + 1] for x in tokens), lamb)[0] for i in range(3)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-13)
-
-
-def test_the_future_is_not_seen():
-    tensors = inputs(1, 70, gates="0")
-    tensors[2].requires_grad_()
-    mesa(*tensors)[0][0, 40].sum().backward()
-    reached = tensors[2].grad.abs().sum((0, 2, 3)) > 0
-    assert reached.tolist() == [True] * 41 + [False] * 29
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -267,14 +267,6 @@ def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
     assert o.requires_grad
 
 
-def test_what_the_kernels_refuse():
-    tensors = [torch.zeros(1, 2, 1, 272)] * 3 + [torch.zeros(1, 2, 1)] * 2 + [torch.ones(1, 272)]
-    tensors = [x.to(DEVICE) for x in tensors]
-    with pytest.raises(ValueError, match=r"widths of at most 256, got 272"):
-        mesa(*tensors, backend="triton")
-    assert mesa_op.OPERATION.choose("auto", *tensors).name == "torch"
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_work_counts_what_the_solver_does(device):
     tensors = [x.to(device) for x in inputs(1, 128, width=32)]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from kernels import attention, nsa_attention, nsa_blocks
 from kernels.autograd import flop_counter
 from kernels.indices import BUDGET
-from kernels.ops.nsa_attention import OPERATION, torch_form
+from kernels.ops.nsa_attention import torch_form
 from kernels.ops.nsa_attention.blocks import Sizes, block_topk, importance, pieces
 from kernels.ops.nsa_attention.numba_ops import (
     chosen_blocks_op,
@@ -145,20 +145,6 @@ def test_numba_counts_the_flops_of_the_other_forms():
             call(*tensors, backend=backend).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
-
-
-def test_auto_takes_numba_for_more_than_one_query_in_fp32():
-    for queries, dtype, wanted in (
-        (9, torch.float32, "numba"),
-        (9, torch.float64, "torch"),
-        (1, torch.float32, "torch"),
-    ):
-        q, q_rotated, *kv, gates = (x.to(dtype) for x in inputs(1, 9, queries=queries))
-        pairs = [tuple(kv[i : i + 2]) for i in (0, 2, 4)]
-        assert (
-            OPERATION.choose("auto", q, *pairs, gates, q_rotated=q_rotated, sizes=Sizes(**SMALL)).name
-            == wanted
-        )
 
 
 def test_equal_keys_choose_the_lower_blocks_in_numba_too():

@@ -167,22 +167,6 @@ def test_summed_gates_stay_exact_far_into_a_sequence():
     below((late - wanted).abs().max(), 1e-5)
 
 
-def test_packed_sequences_do_not_see_each_other():
-    tensors = inputs(1, 312, kv_heads=2)
-    whole = torch_form(*tensors, cu_seqlens=packed(5, 300, 7))
-    parts = [torch_form(*(x[:, a:b] for x in tensors)) for a, b in ((0, 5), (5, 305), (305, 312))]
-    torch.testing.assert_close(whole, torch.cat(parts, dim=1))
-
-
-def test_the_future_is_not_seen():
-    tensors = [x.requires_grad_() for x in inputs(1, 160, heads=2, width=4)]
-    torch_form(*tensors)[0, 140].sum().backward()
-    for name, x in zip(("q", "k", "v", "w", "beta", "g"), tensors, strict=True):
-        reached = x.grad.abs().reshape(160, -1).sum(1) > 0
-        assert not reached[141:].any(), name
-        assert reached[140] or name == "k", name
-
-
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_autocast_decides_the_dtype_and_arithmetic_stays_in_fp32(backend):
     tensors = [x.float() for x in inputs(1, 150)]

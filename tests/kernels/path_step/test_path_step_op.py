@@ -7,7 +7,7 @@ from support.path_attention_cases import inputs as sequence
 from support.path_step_cases import WITHOUT, token, untouched, within
 
 from kernels import path_attention, path_step
-from kernels.ops.path_step import OPERATION, work
+from kernels.ops.path_step import work
 
 BACKENDS = ["torch", "reference"]
 
@@ -114,11 +114,6 @@ def test_whoever_forgets_all_takes_the_newest_value(gate, backend):
     given = token(5)
     given["g"] = torch.full_like(given["g"], gate)
     torch.testing.assert_close(path_step(**given, backend=backend), given["values"][:, :, -1])
-
-
-def test_auto_is_torch_on_a_cpu():
-    assert OPERATION.backends == ("triton", "torch", "reference")
-    assert OPERATION.choose("auto", *token(3).values()).name == "torch"
 
 
 @pytest.mark.parametrize(

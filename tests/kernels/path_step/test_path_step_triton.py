@@ -106,24 +106,6 @@ def test_spans_keep_a_gpu_busy_and_none_is_empty(tokens, entries, span):
     assert parts == 1 or entries * parts <= path_step_triton.PROGRAMS
 
 
-def test_what_the_kernels_refuse():
-    given = {
-        name: x.to(DEVICE, torch.float32)
-        for name, x in token(2, batch=1, heads=65, kv_heads=1, width=2).items()
-    }
-    with pytest.raises(ValueError, match="at most 64 query heads a KV head, got 65"):
-        path_step(**given, backend="triton")
-    given = {name: x.to(DEVICE, torch.float32) for name, x in token(4).items()}
-    given["keys"] = given["keys"].transpose(2, 3).contiguous().transpose(2, 3)
-    with pytest.raises(ValueError, match="neighbours in memory, not so in keys"):
-        path_step(**given, backend="triton")
-    assert OPERATION.choose("auto", *given.values()).name == "torch"
-    with pytest.raises(ValueError, match="widths of at most 256, got 257"):
-        path_step(
-            **{name: x.to(DEVICE, torch.float32) for name, x in token(1, width=257).items()}, backend="triton"
-        )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_long_caches_repeat_bit_for_bit(kv_heads):

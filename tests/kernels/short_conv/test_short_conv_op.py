@@ -77,25 +77,6 @@ def test_a_state_continues_the_sequence(pieces, backend):
     assert torch.equal(state, after)
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_packed_sequences_are_separate_sequences(backend):
-    cu_seqlens = packed(7, 1, 2, 10)
-    x, weight, state = inputs(1, 20, 4, True, cu_seqlens)
-    y, after = short_conv(x, weight, state=state, cu_seqlens=cu_seqlens, backend=backend)
-    for i, part in enumerate(x.split(cu_seqlens.diff().tolist(), dim=1)):
-        alone, alone_after = short_conv(part, weight, state=state[i : i + 1], backend=backend)
-        torch.testing.assert_close(y[:, cu_seqlens[i] : cu_seqlens[i + 1]], alone, rtol=0, atol=1e-14)
-        assert torch.equal(after[i : i + 1], alone_after)
-
-
-def test_the_future_is_not_seen():
-    x, weight = inputs(1, 12, 3, with_state=False)
-    x.requires_grad_()
-    short_conv(x, weight)[0][0, 7].sum().backward()
-    seen = x.grad.abs().sum(-1)[0] > 0
-    assert seen.nonzero().flatten().tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 2, 8)], ids=["batch", "packed"])
 def test_half_precision_rounds_once(cu_seqlens, dtype):

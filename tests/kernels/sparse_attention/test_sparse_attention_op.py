@@ -128,13 +128,6 @@ def test_only_selected_keys_are_seen(cost, monkeypatch):
     assert torch.equal(reached, wanted)
 
 
-@ways
-def test_gradients_are_the_derivatives(cost, monkeypatch):
-    monkeypatch.setattr(select, "GATHER_COST", cost)
-    inputs = [x.requires_grad_() for x in qkv(2, 5, heads=2, kv_heads=1, width=2)]
-    assert torch.autograd.gradcheck(partial(sparse_attention, indices=chosen(2, 5, 3)), inputs)
-
-
 def test_gathering_is_chosen_where_few_of_many_keys_are_selected():
     assert select.gathers(64, 16384, 1)
     assert not select.gathers(2048, 16384, 1)

@@ -74,25 +74,6 @@ def test_a_timeline_is_a_sequence_of_its_own():
         torch.testing.assert_close(out[:, there], attention(q_there, k_there, v[:, there]))
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_a_batch_equals_its_sequences(backend):
-    q, k, v = qkv(3, 50)
-    assignment = assigned(3, 50)
-    call = partial(timeline_attention, n_timelines=6, rope_base=1e4, backend=backend)
-    together = call(q, k, v, assignment)
-    alone = [call(*(x[i : i + 1] for x in (q, k, v, assignment))) for i in range(3)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-14)
-
-
-def test_packed_equals_a_batch():
-    inputs, assignment = qkv(3, 20), assigned(3, 20)
-    call = partial(timeline_attention, n_timelines=6, rope_base=1e4)
-    flat = [x.reshape(1, 60, *x.shape[2:]) for x in (*inputs, assignment)]
-    torch.testing.assert_close(
-        call(*flat, cu_seqlens=packed(20, 20, 20)).view(3, 20, 4, 8), call(*inputs, assignment)
-    )
-
-
 def test_the_future_and_other_timelines_are_not_seen():
     q, k, v = qkv(1, 30)
     assignment = assigned(1, 30)
@@ -103,21 +84,6 @@ def test_the_future_and_other_timelines_are_not_seen():
     wanted = torch.zeros(30, 4, dtype=torch.bool)
     wanted[:18, 2] = assignment[0, :18, 2] == assignment[0, 17, 2]
     assert torch.equal(reached, wanted)
-
-
-@pytest.mark.parametrize("cu_seqlens", [None, packed(3, 1, 5)], ids=["batch", "packed"])
-@pytest.mark.slow
-def test_gradients_are_the_derivatives(cu_seqlens):
-    batch = 1 if cu_seqlens is not None else 2
-    inputs = [x.requires_grad_() for x in qkv(batch, 9, heads=2, width=2)]
-    call = partial(
-        timeline_attention,
-        assignment=assigned(batch, 9, 2, 2),
-        n_timelines=2,
-        rope_base=10.0,
-        cu_seqlens=cu_seqlens,
-    )
-    assert torch.autograd.gradcheck(call, inputs)
 
 
 @pytest.mark.parametrize("timeline", [-1, 0, 5, 6])
