@@ -11,9 +11,18 @@ A pattern says which sequence mixer each layer uses:
 
 A named layout ("interlaced_sf") stands for its letters. Depth defaults to the pattern's length; a given depth tiles
 or cuts the pattern.
+
+`channel.name` is a channel mixer, or a pattern of their names in the same language, with "+" between items. Its last
+item is repeated up to the depth:
+
+    moe                 in every layer
+    swiglu*3+moe        SwiGLU in the first three layers, experts in all others
+    (swiglu+moe)        in turn
 """
 
 import dataclasses
+import itertools
+import re
 import types
 import typing
 from typing import Any
@@ -77,7 +86,8 @@ ResidualChoice = _node(
 ChannelChoice = _node(
     "ChannelChoice", "channel", "swiglu",
     "The channel mixer of a model, and the options of every channel mixer.\n\n"
-    "name: the channel mixer of every layer, one of ",
+    "name: the channel mixer of every layer, or a pattern of them whose last item goes on to the last layer, such as "
+    "swiglu+moe: the first layer dense; of ",
 )  # fmt: skip
 _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 
@@ -155,9 +165,15 @@ def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     out = deciding(config)
     names = {mixers[letter].name for letter in letters}
     out["mixers"] = {name: options for name, options in out["mixers"].items() if name in names}
-    for part in ("residual", "channel"):
-        name = out[part]["name"]
-        out[part] = {"name": name, **({name: out[part][name]} if name in out[part] else {})}
+    channels = read_channels(config.channel.name, len(letters))
+    for part, name, blocks in (
+        ("residual", config.residual.name, {config.residual.name}),
+        ("channel", _shortest(channels), set(channels)),
+    ):
+        out[part] = {
+            "name": name,
+            **{block: values for block, values in out[part].items() if block in blocks},
+        }
     out.update(pattern=letters, depth=len(letters))
     for key in ("preset", "backend"):
         del out[key]
@@ -170,12 +186,32 @@ def read_pattern(pattern: str, depth: int | None, known: str) -> str:
     pattern: in the language above, or the name of a layout; depth: number of layers, None for the pattern's own
     length; known: the registered letters. Raises UserError naming the letter, its position and the known letters.
     """
-    letters = LAYOUTS.get(pattern) or _Parser(_checked(pattern, known), known).parse()
+    letters = LAYOUTS.get(pattern) or "".join(
+        itertools.chain(*_Parser(_checked(pattern, known), known).parse())
+    )
     if depth is None:
         return letters
     if not 1 <= depth <= MAX_LAYERS:
         raise UserError(f"model.depth must be from 1 to {MAX_LAYERS}, not {depth}")
     return (letters * -(-depth // len(letters)))[:depth]
+
+
+def read_channels(name: str, depth: int) -> list[str]:
+    """The channel mixer of each of `depth` layers, of `channel.name`: read_channels("swiglu+moe", 3) has moe twice.
+
+    Raises UserError for a pattern that cannot be read and for a name that is not registered.
+    """
+    units = _ChannelParser(name).parse() or [[registry.get("channel", name).name]]
+    names = [block for unit in units for block in unit]
+    names += [units[-1][i % len(units[-1])] for i in range(depth - len(names))]
+    return names[:depth]
+
+
+def _shortest(channels: list[str]) -> str:
+    """The shortest of the patterns in which runs of layers follow each other, equal for equal models."""
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(channels)]
+    *before, (last, _) = runs
+    return "+".join([*(name if n == 1 else f"{name}*{n}" for name, n in before), last])
 
 
 def layout_name(pattern: str) -> str | None:
@@ -204,33 +240,41 @@ def _checked(pattern: str, known: str) -> str:
 
 
 class _Parser:
-    """Recursive descent over one pattern; positions in messages count from 1."""
+    """Recursive descent over one pattern; positions in messages count from 1. known: the letters, or the names."""
+
+    key = "model.pattern"
 
     def __init__(self, text: str, known: str) -> None:
         self.text, self.known, self.at, self.depth = text, known, 0, 0
 
-    def parse(self) -> str:
+    def parse(self) -> list[list[str]]:
+        """The blocks of each item of the pattern."""
         out = self._items()
         if self.at < len(self.text):  # only an unmatched ")" stops the items early
             raise self._error("has no matching '('")
         return out
 
-    def _items(self) -> str:
-        out = ""
+    def _items(self) -> list[list[str]]:
+        out: list[list[str]] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
-            out += self._item()
-            if len(out) > MAX_LAYERS:
-                raise UserError(f"model.pattern={self.text} has more than {MAX_LAYERS} layers")
+            if out:
+                self._separate()
+            out.append(self._item())
+            if sum(map(len, out)) > MAX_LAYERS:
+                raise UserError(f"{self.key}={self.text} has more than {MAX_LAYERS} layers")
         return out
 
-    def _item(self) -> str:
+    def _separate(self) -> None:
+        """Read what stands between two items: nothing."""
+
+    def _item(self) -> list[str]:
         unit = self._atom()
         if self._peek() != "*":
             return unit
         self.at += 1
         return unit * self._number()
 
-    def _atom(self) -> str:
+    def _atom(self) -> list[str]:
         if self._peek() == "(":
             start = self.at
             self.depth += 1
@@ -246,7 +290,10 @@ class _Parser:
             if not inner:
                 self.at = start
                 raise self._error("opens an empty group")
-            return inner
+            return [block for item in inner for block in item]
+        return [self._name()]
+
+    def _name(self) -> str:
         if self._peek() not in self.known:
             raise self._error("is no known mixer")
         self.at += 1
@@ -268,7 +315,32 @@ class _Parser:
 
     def _error(self, what: str) -> UserError:
         here = self._peek().replace("\0", "end")
-        return UserError(
-            f"model.pattern={self.text}: '{here}' at position {self.at + 1} {what}. "
-            f"Known letters: {', '.join(self.known)}; repeat with F*14, group with (SF)*4 ({QUOTING})"
-        )
+        return UserError(f"{self.key}={self.text}: '{here}' at position {self.at + 1} {what}. {self._help()}")
+
+    def _help(self) -> str:
+        return f"Known letters: {', '.join(self.known)}; repeat with F*14, group with (SF)*4 ({QUOTING})"
+
+
+class _ChannelParser(_Parser):
+    """Names with "+" between items in the place of letters."""
+
+    key = "model.channel.name"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "")
+
+    def _separate(self) -> None:
+        if self._peek() != "+":
+            raise self._error("follows without a +")
+        self.at += 1
+
+    def _name(self) -> str:
+        word = re.match(r"\w*", self.text[self.at :]).group()
+        if not word:
+            raise self._error("is no channel mixer")
+        self.at += len(word)
+        return registry.get("channel", word).name
+
+    def _help(self) -> str:
+        known = ", ".join(registry.blocks("channel"))
+        return f"Known names: {known}; follow with swiglu+moe, repeat with swiglu*3+moe, alternate with (swiglu+moe)"

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from zoo import cost, registry
-from zoo.config import ModelConfig, from_dict
+from zoo.config import ModelConfig, from_dict, read_channels
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of, on_meta
 
@@ -72,7 +72,12 @@ def match_flops(config: ModelConfig, seq_len: int, length: int) -> ModelConfig:
 
 
 def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
-    name = config.channel.name
+    name, *others = dict.fromkeys(read_channels(config.channel.name, len(letters_of(config))))
+    if others:
+        raise UserError(
+            f"match={quantity.name} solves the hidden width of one channel mixer, and "
+            f"channel.name={config.channel.name} has several; leave one of the two out"
+        )
     options = getattr(config.channel, name)
     if not hasattr(options, "hidden"):
         raise UserError(
@@ -139,7 +144,8 @@ def _advice(narrowest: ModelConfig, quantity: Quantity, target: float) -> str:
 
 
 def _with_hidden(config: ModelConfig, width: int) -> ModelConfig:
-    return with_options(config, "channel", config.channel.name, hidden=width)
+    name = read_channels(config.channel.name, 1)[0]
+    return with_options(config, "channel", name, hidden=width)
 
 
 def _counted(config: ModelConfig, seq_len: int, length: int | None = None) -> float:

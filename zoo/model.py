@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 from zoo import context_parallel, registry
-from zoo.config import ModelConfig, read_pattern
+from zoo.config import ModelConfig, read_channels, read_pattern
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
@@ -33,7 +33,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, letter: str, dims: Dims) -> None:
         super().__init__()
         mixer = registry.mixer_by_letter()[letter]
-        channel = registry.get("channel", config.channel.name)
+        channel = registry.get("channel", read_channels(config.channel.name, dims.depth)[dims.layer])
         scheme = registry.get("residual", config.residual.name)
         for block in (mixer, channel, scheme):
             if missing := sorted(getattr(block.cls, "__abstractmethods__", ())):

@@ -120,7 +120,7 @@ FAMILIES = {"Llama": "F", "Lfm2": "CF", "DeepseekV3": "L"}
 def family_of(model: LanguageModel) -> str | None:
     """The one of FAMILIES that computes what a model does; None where transformers has none."""
     config, mixers = model.config, [layer.mixer for layer in model.layers]
-    if config.residual.name != "add" or config.channel.name != "swiglu":
+    if config.residual.name != "add" or {layer.channel_name for layer in model.layers} != {"swiglu"}:
         return None
     attention = [m for m, letter in zip(mixers, model.letters, strict=True) if letter == "F"]
     biased = [m.q_proj.bias is not None for m in attention]

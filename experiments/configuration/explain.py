@@ -14,7 +14,7 @@ from experiments.configuration import hydra_settings
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
 from zoo import registry
-from zoo.config import QUOTING
+from zoo.config import QUOTING, read_channels
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of
 
@@ -210,10 +210,11 @@ def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]
 def _blocks_of(config: Config) -> set[tuple[str, str]]:
     """(kind, name) of every block that a model is made of, and of its task."""
     mixers, model = registry.mixer_by_letter(), config.model
+    letters = letters_of(model)
     return {
-        *(("mixer", mixers[letter].name) for letter in set(letters_of(model))),
+        *(("mixer", mixers[letter].name) for letter in set(letters)),
         ("residual", model.residual.name),
-        ("channel", model.channel.name),
+        *(("channel", name) for name in read_channels(model.channel.name, len(letters))),
         (_TASK, config.data.name),
         *((_TASK, name) for name in TASKS if config.job == "evaluate"),  # the run decides which counts
     }

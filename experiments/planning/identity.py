@@ -117,10 +117,11 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
     Of kernels and other modules nothing: a summary's `commit` tells them, where nothing was uncommitted.
     """
     mixers = registry.mixer_by_letter()
+    channels = zoo.config.read_channels(model.channel.name, len(letters))
     blocks = [
         *(mixers[letter] for letter in sorted(set(letters))),
         registry.get("residual", model.residual.name),
-        registry.get("channel", model.channel.name),
+        *(registry.get("channel", name) for name in sorted(set(channels))),
     ]
     hashes = ((registry.source_file(block.cls), file_hash(block)) for block in blocks)
     return {

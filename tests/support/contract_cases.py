@@ -92,8 +92,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1},
         "groups": {"groups": 4, "top_groups": 2, "top_k": 3},
         "softmax": {"scores": "softmax", "renormalise": False, "scale": 2.0},
+        "after_dense": {"top_k": 1},
     },
 }
+
+
+PATTERNS = {"after_dense": "swiglu+moe"}
+"""Variant -> the channel mixers of its layers, where these are not all of the block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +120,7 @@ class Case:
             node = config.mixers
         else:
             node = getattr(config, self.kind)
-            node.name = self.name
+            node.name = PATTERNS.get(self.variant, self.name)
         if self.variant:
             options = VARIANTS[self.name][self.variant]
             setattr(node, self.name, dataclasses.replace(getattr(node, self.name), **options))

@@ -3,7 +3,11 @@
 import pytest
 
 from zoo import LanguageModel, ModelConfig, UserError
-from zoo.config import LAYOUTS, MAX_LAYERS, layout_name, read_pattern
+from zoo.channels.mlp import MLP
+from zoo.channels.moe import MoE
+from zoo.channels.swiglu import SwiGLU
+from zoo.config import LAYOUTS, MAX_LAYERS, layout_name, read_channels, read_pattern, used
+from zoo.model import on_meta
 
 KNOWN = "CFKLS"
 
@@ -127,3 +131,58 @@ def test_a_model_has_the_layers_of_its_pattern():
     model = LanguageModel(config, vocab_size=11, seq_len=8)
     assert model.letters == "SFS"
     assert [type(layer.mixer).__name__ for layer in model.layers] == ["HyperGraph", "Attention", "HyperGraph"]
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "channels"),
+    [
+        ("moe", 3, "moe moe moe"),
+        ("swiglu+moe", 4, "swiglu moe moe moe"),
+        ("swiglu*3+moe", 5, "swiglu swiglu swiglu moe moe"),
+        ("swiglu*3+moe", 2, "swiglu swiglu"),
+        ("(swiglu+moe)", 5, "swiglu moe swiglu moe swiglu"),
+        ("mlp+(swiglu+moe)*2", 7, "mlp swiglu moe swiglu moe swiglu moe"),
+    ],
+)
+def test_channel_mixers_by_layer_go_on_with_the_last_item(name, depth, channels):
+    assert read_channels(name, depth) == channels.split()
+    config = ModelConfig(pattern="F", depth=depth)
+    config.channel.name = name
+    model = on_meta(config, vocab_size=11, seq_len=8)
+    kinds = {"swiglu": SwiGLU, "mlp": MLP, "moe": MoE}
+    assert [type(layer.channel) for layer in model.layers] == [kinds[x] for x in channels.split()]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "unknown channel mixer ''"),
+        ("swigl", "did you mean 'swiglu'?"),
+        ("swiglu+moee", "did you mean 'moe'?"),
+        ("swiglu moe", "' ' at position 7 follows without a +"),
+        ("swiglu+", "'end' at position 8 is no channel mixer. Known names: "),
+        ("(moe", "'(' at position 1 is never closed"),
+        ("moe*0+mlp", "'*' at position 4 must be followed by a number"),
+        ("(moe*4096)*2", "model.channel.name=(moe*4096)*2 has more than 4096 layers"),
+    ],
+)
+def test_channel_mixers_that_cannot_be_read_are_explained(name, said):
+    config = ModelConfig()
+    config.channel.name = name
+    with pytest.raises(UserError) as caught:
+        on_meta(config, vocab_size=11, seq_len=8)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_equal_models_have_one_identity_however_their_channel_mixers_are_written():
+    def options(name: str, letters: str = "FFFF") -> dict:
+        config = ModelConfig()
+        config.channel.name = name
+        return used(config, letters)["channel"]
+
+    assert options("swiglu+moe") == options("swiglu*1+moe*3") == options("swiglu+(moe+moe)")
+    assert options("moe*9") == options("moe")
+    assert options("moe").keys() == {"name", "moe"}
+    assert options("swiglu+moe").keys() == {"name", "moe", "swiglu"}
+    assert options("swiglu+moe") != options("swiglu*2+moe")

@@ -14,6 +14,7 @@ UNUSED = "no model of this command uses "
 
 def model(pattern: str, residual: str = "add") -> Config:
     config = Config()
+    config.model.channel.name = "swiglu+mlp"
     config.model.pattern = pattern
     config.model.residual.name = residual
     return config
@@ -39,6 +40,7 @@ def test_an_option_that_no_model_uses_is_named_once(words: str, says: str):
     "words",
     [
         "model=orthgsa",
+        "model.channel.mlp.hidden=8",
         "model.residual.name=mhc model.residual.mhc.iters=5",
         "model.mixers.attention.window=64 model.mixers.kda.neg_eigval=false model.mixers.hypergraph.n_timelines=3",
         "model.channel.swiglu.hidden=8 model.d_model=32 residual.ohc.n_streams=2",
