@@ -403,8 +403,9 @@ def labels(
 ) -> pd.Series:
     """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
 
-    leave_out: columns that ``key`` does not cover. within: a column of groups; only what differs inside a group counts.
-    Values that no column distinguishes show part of their hash.
+    What differs are columns of a setting, "depth=2", and configuration keys, "optim.beta2=0.95". leave_out: columns
+    that ``key`` does not cover. within: a column of groups; only what differs inside a group counts. Settings that
+    nothing recorded tells apart (runs without an identity.json) show part of their hash.
     """
     labels = short_names(runs["name"])
     groups = pd.Series("", index=runs.index) if within is None else runs[within]
@@ -417,11 +418,21 @@ def labels(
         shown = [column for column in differing if column not in hidden]
         described, ambiguous = _described_by(shown, group, key, groups)
         if ambiguous.any():
+            for column in option_names(group):
+                if _differs(group, column, groups[group.index] + described):
+                    shown.append(column)
+                    described, ambiguous = _described_by(shown, group, key, groups)
+        if ambiguous.any():
             shown += [column for column in SCORED if column in group and _differs(group, column, groups)]
             described, ambiguous = _described_by(shown, group, key, groups)
         suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
-        labels[group.index] = labels[group.index] + " (" + suffix + ")"
+        labels[group.index] += suffix.map(lambda text: f" ({text})" if text else "")
     return labels
+
+
+def option_names(runs: pd.DataFrame) -> list[str]:
+    """Return the columns that are configuration keys: those that differ and that no documented column holds."""
+    return [column for column in runs if "." in str(column)]
 
 
 def _described_by(
@@ -450,7 +461,9 @@ def _determined_by_depth(group: pd.DataFrame) -> list[str]:
 
 
 def _describe(values: pd.Series) -> str:
-    return ", ".join(_described(str(key), value) for key, value in values.items())
+    return ", ".join(
+        _described(str(key), value) for key, value in values.items() if "." not in str(key) or pd.notna(value)
+    )
 
 
 def _described(key: str, value: object) -> str:

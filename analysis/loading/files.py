@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -225,9 +226,10 @@ def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[st
     row["state_bytes_context"] = _convert(
         _dig(summary, f"state_bytes.{row['seq_len']}"), "Int64", "state_bytes"
     )
-    row["setting"] = _setting(folder, row, leave_out=("seed",))
-    row["sweep"] = _setting(folder, row, leave_out=("seed", *RATES))
-    return row, problems
+    identity = _identity(folder)
+    row["setting"] = _setting(identity, row, leave_out=("seed",))
+    row["sweep"] = _setting(identity, row, leave_out=("seed", *RATES))
+    return row | (_options(identity) if identity else {}), problems
 
 
 def _dig(value: Any, path: str) -> Any:
@@ -256,15 +258,23 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
     raise Broken(f"summary.json: {source} is {reprlib.repr(value)}, not {kinds[dtype]}")
 
 
-def _setting(folder: Path, row: dict[str, Any], leave_out: tuple[str, ...]) -> str:
+def _identity(folder: Path) -> dict[str, Any] | None:
+    """Return what the run's name is a hash of; None where it cannot be read."""
+    try:
+        return _read_object(folder / "identity.json")
+    except (Broken, RecursionError):
+        return None
+
+
+def _setting(identity: dict[str, Any] | None, row: dict[str, Any], leave_out: tuple[str, ...]) -> str:
     """Return a hash of the run's identity without some keys, or of the setting columns where it has no identity.
 
     The identity also covers options that have no column of their own, which must not be averaged over.
     """
-    try:
-        covered: Any = _without(leave_out, _read_object(folder / "identity.json"))
-    except (Broken, RecursionError):
-        covered = {name: row[name] for name in SETTING_COLUMNS if name not in leave_out}
+    covered: Any = {name: row[name] for name in SETTING_COLUMNS if name not in leave_out}
+    if identity is not None:
+        with contextlib.suppress(RecursionError):
+            covered = _without(leave_out, identity)
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -274,6 +284,41 @@ def _without(keys: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, list):
         return [_without(keys, item) for item in value]
     return value
+
+
+_DOCUMENTED = frozenset(column.name for column in RUN_COLUMNS)
+_TRAINER = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
+_IN_COLUMNS = (
+    "model.residual.name",
+    "model.channel.name",
+    "trainer.max_steps",
+    "data.content",
+    "evaluate.stride",
+)
+
+
+def _options(identity: dict[str, Any]) -> dict[str, float | str]:
+    """Return configuration key -> value of what decided the run's result and has no documented column.
+
+    In an identity the keys of `trainer` and `optim` stand together, as its recipe. true, false, null and lists are
+    texts, as a command has them.
+    """
+    options: dict[str, float | str] = {}
+    nested = list(identity.items())
+    while nested:
+        key, value = nested.pop()
+        if isinstance(value, dict):
+            nested += [(f"{key}.{inner}", item) for inner, item in value.items()]
+            continue
+        node, _, name = key.partition(".")
+        if node == "recipe":
+            key = f"{'trainer' if name in _TRAINER else 'optim'}.{name}"
+        if name and name not in _DOCUMENTED and key not in _IN_COLUMNS:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            options[key] = (
+                value if number else readable(value if isinstance(value, str) else json.dumps(value))
+            )
+    return options
 
 
 # Sources of rows: a file in every run's own folder, or the files of an exported folder.

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from analysis import files
 from analysis.files import ResultsError, unknown, word, write_atomically, write_small_table
 from analysis.loading import tables
-from analysis.loading.columns import METRIC_COLUMNS, METRIC_KEYS, RUN_COLUMNS, Column, labels
+from analysis.loading.columns import METRIC_COLUMNS, METRIC_KEYS, RUN_COLUMNS, Column, labels, option_names
 from analysis.loading.files import (
     EXPORT,
     EXPORTED_METRICS,
@@ -256,7 +256,9 @@ class Results:
     """Results of any number of runs as pandas frames.
 
     runs: one row per complete run. metrics: every row of their metrics.csv. The columns of both are
-    documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
+    documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md. A configuration
+    key that differs between the runs and has no column there is one more column of runs, by its name:
+    ``runs["optim.beta2"]``.
     problems: one sentence for each thing that was left out or seems wrong.
     unfinished: one row per folder without a complete run (experiment, run, status, step, reason, folder);
     status is failed, incomplete, broken or foreign. places: the folders that were loaded. exported: of runs that
@@ -369,6 +371,12 @@ class Results:
         if name not in known and name not in TABLES:
             raise unknown("described table", name, (*known, *TABLES))
         columns = known[name] if name in known else table_columns(self.runs, name, self.exported)
+        if name == "runs":
+            meaning = "configuration key that differs between these runs"
+            columns += tuple(
+                Column(key, str(self.runs[key].dtype), "", "", meaning, optional=True)
+                for key in option_names(self.runs)
+            )
         shown = ["name", "dtype", "unit", "meaning"]
         return pd.DataFrame(columns, columns=list(Column._fields))[shown].set_index("name")
 
@@ -460,8 +468,30 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
     frame["mfu"], frame["task"] = plausible_mfu(frame["mfu"]), task_names(frame)
+    frame = frame.join(_option_columns(rows, frame.index))
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
+
+
+def _option_columns(rows: list[dict], index: pd.Index) -> pd.DataFrame:
+    """Return a column for every configuration key that differs between these rows: numbers, or else texts.
+
+    A run without a key that has others of the same node was made before the key existed, and differs from those that
+    have it.
+    """
+    options = [
+        {k: v for k, v in row.items() if "." in k and isinstance(v, int | float | str)} for row in rows
+    ]
+    nodes = [{key.rpartition(".")[0] for key in run} for run in options]
+    columns = {}
+    for key in sorted(set().union(*options)):
+        cells, node = [run.get(key) for run in options], key.rpartition(".")[0]
+        values = {cell for cell, known in zip(cells, nodes, strict=True) if cell is not None or node in known}
+        if len(values) > 1:
+            numbers = not any(isinstance(value, str) for value in values)
+            text = [cell if cell is None or isinstance(cell, str) else f"{cell:g}" for cell in cells]
+            columns[key] = pd.Series(cells, index, "float64") if numbers else pd.Series(text, index, "str")
+    return pd.DataFrame(columns, index=index)
 
 
 def _unfinished_frame(unfinished: list[Unfinished]) -> pd.DataFrame:

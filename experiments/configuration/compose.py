@@ -247,10 +247,11 @@ def _describe_option(option: str, value: Any) -> str:
 
 
 def label(config: Config, letters: str) -> str:
-    """The name of a model in a legend: its preset, or its dominant mixer, and where it differs from that.
+    """The name of a model in a legend: "kda", "kda K*4", "KKKF hc", "transformer output_gate mqar".
 
-    Differences are a layout or pattern of one's own, and a residual scheme, a channel mixer or options of scheme and
-    mixers that the preset does not have; then comes the synthetic task, if it is trained on one.
+    First comes the preset; of a pattern of one's own the pattern, after the mixer where there is one mixer alone or the
+    pattern has a name. Then residual scheme, channel mixer and options that the preset does not have, and the synthetic
+    task that it is trained on.
     """
     differences = _after_the_name(config, letters)
     return " ".join([*_architecture(config, letters), *differences])
@@ -285,8 +286,12 @@ def model_color(config: ModelConfig, letters: str) -> str:
 
 
 def shorten_pattern(letters: str) -> str:
-    """FFFF -> F*4, anything else as it is."""
-    return f"{letters[0]}*{len(letters)}" if len(set(letters)) == 1 and len(letters) > 1 else letters
+    """FFFF -> F*4; more than eight letters that repeat, SSFSSFSSFSSF -> (SSF)*4; anything else as it is."""
+    length = len(letters)
+    unit = next(n for n in range(1, length + 1) if letters == letters[:n] * (length // n))
+    if unit == 1 < length:
+        return f"{letters[0]}*{length}"
+    return f"({letters[:unit]})*{length // unit}" if unit < length > 8 else letters
 
 
 def _architecture(config: Config, letters: str) -> list[str]:
@@ -295,7 +300,9 @@ def _architecture(config: Config, letters: str) -> list[str]:
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return ["transformer"]
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        return [registry.dominant_mixer(letters).name, layout or shorten_pattern(letters)]
+        mixed = len(set(letters)) > 1 and layout is None  # which no block's name describes
+        pattern = layout or shorten_pattern(letters)
+        return [pattern] if mixed else [registry.dominant_mixer(letters).name, pattern]
     usual = read_pattern(
         overlay(preset).get("pattern", letters), config.model.depth, "".join(registry.mixer_by_letter())
     )

@@ -127,6 +127,9 @@ def of_model(study: Results, model: str) -> pd.DataFrame:
     """Return the tested runs of a model, by its name without the task. Raises Missing where there are none."""
     runs = _tested(study)
     names = architectures(runs)
+    names = names.where(
+        names != model.removeprefix("gated_conv "), model
+    )  # runs since labels begin with the pattern
     if model not in set(names):
         raise Missing(f"no model '{model}' in the study, only {', '.join(sorted(set(names)))}", "")
     return runs[names == model]

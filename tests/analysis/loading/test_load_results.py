@@ -168,11 +168,37 @@ def test_labels_tell_settings_of_one_name_apart_but_not_seeds(tmp_path, write_ru
         write_run(tmp_path / "lr", seed=seed, recipe={"lr": 0.001})
     labels = load_results(tmp_path / "lr").runs["label"]
     assert labels.value_counts().to_dict() == {"transformer (lr=0.003)": 2, "transformer (lr=0.001)": 2}
-    write_run(tmp_path / "hidden", option="window 64")
-    write_run(tmp_path / "hidden", option="window 128")
-    labels = load_results(tmp_path / "hidden").runs["label"]
-    assert labels.nunique() == 2
-    assert labels.str.match(r"transformer \(#[0-9a-f]{6}\)").all()
+
+
+def test_a_key_that_differs_is_a_column_and_names_the_run(tmp_path, write_run):
+    for beta2 in (0.95, 0.99):
+        for bias in (True, None):
+            model = {"mixers": {"attention": {"bias": bias, "n_heads": 8}}}
+            write_run(tmp_path / "exp", recipe={"beta2": beta2, "eps": 1e-8}, model=model)
+    results = load_results(tmp_path / "exp")
+    keys = ["model.mixers.attention.bias", "optim.beta2"]
+    values = [("null", 0.95), ("null", 0.99), ("true", 0.95), ("true", 0.99)]
+    assert sorted(map(tuple, results.runs[keys].to_numpy())) == values
+    assert "optim.eps" not in results.runs
+    assert results.columns("runs").loc["optim.beta2", "dtype"] == "float64"
+    labels = {
+        f"transformer (model.mixers.attention.bias={bias}, optim.beta2={beta2})"
+        for bias in ("null", "true")
+        for beta2 in (0.95, 0.99)
+    }
+    assert set(results.runs["label"]) == labels
+    results.to_parquet(tmp_path / "export")
+    again = load_results(tmp_path / "export").runs
+    pd.testing.assert_frame_equal(again[[*keys, "label"]], results.runs[[*keys, "label"]])
+
+
+def test_a_key_that_some_runs_lack_tells_them_apart_where_they_have_its_node(tmp_path, write_run):
+    write_run(tmp_path / "exp", recipe={"eps": 1e-8})
+    write_run(tmp_path / "exp", recipe={"eps": 1e-8, "later": 2})
+    write_run(tmp_path / "exp", name="kda", model={"mixers": {"kda": {"kernel_size": 4}}})
+    results = load_results(tmp_path / "exp")
+    assert set(results.runs["label"]) == {"transformer", "transformer (optim.later=2)", "kda"}
+    assert "model.mixers.kda.kernel_size" not in results.runs
 
 
 def test_a_label_says_the_depth_and_not_all_letters_of_a_repeated_pattern(tmp_path, write_run):

@@ -57,7 +57,9 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
         (["model=orthgsa", "model.residual.name=mhc"], "orthgsa mhc"),
         (["model=transformer", "model.residual.name=mhc"], "transformer mhc"),
         (["model=shc", "model.residual.name=add", "model.channel.name=moe"], "shc add moe"),
-        (["model=transformer", "model.pattern=KKKF", "model.residual.name=hc"], "kda KKKF hc"),
+        (["model=transformer", "model.pattern=KKKF", "model.residual.name=hc"], "KKKF hc"),
+        (["model=transformer", "model.pattern=SSFC", "model.depth=12"], "(SSFC)*3"),
+        (["model=transformer", "model.pattern=K"], "kda K*4"),
         (["model=transformer", "model.mixers.attention.value_gate=true"], "transformer value_gate"),
         (["model=transformer", "model.mixers.kda.neg_eigval=true"], "transformer"),  # no mixer of this model
         (["model=lfm2", "model.mixers.attention.qk_norm=false"], "lfm2 no qk_norm"),  # which the preset sets
@@ -74,7 +76,7 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
     ],
 )
 def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], label: str):
-    (config,) = lab.compose(*words, "model.depth=4")
+    (config,) = lab.compose("model.depth=4", *words)
     assert plan(config).title == f"{label} seed 0"
 
 
