@@ -6,6 +6,6 @@ from experiments.system import signals
 
 if __name__ == "__main__":
     signals.exit_at_once()
-    from experiments.cli import main
+    from experiments.front_desk import main
 
     sys.exit(main())

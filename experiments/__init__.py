@@ -2,6 +2,7 @@
 
     experiments.evaluate("results/my_sweep/RUN", "book.txt")      # metrics of a finished run on any text
 
+front_desk.py             answers help, lists and refused keys at once
 cli.py, jobs/             what `python run.py job=NAME` does
 configuration/, planning/ from a command to a configuration, and from that to a checked run with its folder
 data/, training/          texts and tasks as batches; one run

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.configuration import explain
 from experiments.configuration.compose import compose
 from experiments.configuration.schema import Config
 from experiments.data.tasks_base import PACKAGE
-from experiments.jobs import Job, all_jobs, find_job
+from experiments.jobs import Job, all_jobs, find_job, spelled_out
 from experiments.runs import RunFailed
 from experiments.system import machine, signals
+from experiments.system.paths import CONF
+from experiments.system.processes import drop_output
 from zoo.errors import UserError
 from zoo.registry import left_out
 
@@ -46,10 +48,10 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         return _complain(explain.explain(error), 2)
     except BrokenPipeError:  # `| head` has read enough
-        _drop_output()
+        drop_output()
         return 141
     except OSError as error:
-        _drop_output()
+        drop_output()
         return _complain(machine.explain(error), 2)
     except KeyboardInterrupt as stop:
         return _complain(signals.INTERRUPTED, 143 if isinstance(stop, Terminated) else signals.STATUS)
@@ -92,17 +94,6 @@ def _refuse_overwriting(configs: list[Config], jobs: Mapping[str, Job]) -> None:
             )
 
 
-def spelled_out(words: list[str]) -> list[str]:
-    """The words of a command with `job=list tasks` as `job=list show=tasks`, `job=import from=X` as source=X."""
-    if "job=import" in words:  # `from` is a word of Python, and no key of a dataclass can be called so
-        return [
-            f"source={word.removeprefix('from=')}" if word.startswith("from=") else word for word in words
-        ]
-    if "job=list" not in words:
-        return words
-    return [word if "=" in word or word.startswith("-") else f"show={word}" for word in words]
-
-
 def describe_jobs() -> str:
     """The lines of --help about jobs: name and description, and below them the keys that a job needs."""
     lines = []
@@ -110,6 +101,12 @@ def describe_jobs() -> str:
         lines.append(f"  {job.name:<9} {job.help}")
         lines += [f"  {'':<9} needs {job.needs}"] if job.needs else []
     return "\n".join(lines)
+
+
+def help_text() -> str:
+    """What --help prints: the template in conf/config.yaml, with the jobs."""
+    OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)
+    return f"{OmegaConf.load(CONF / 'config.yaml').hydra.help.template}\n"
 
 
 @contextlib.contextmanager
@@ -124,15 +121,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _drop_output() -> None:
-    """Discard output that cannot be written, or the interpreter fails again when it flushes at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _notify(text: str) -> None:

@@ -10,6 +10,8 @@ LIGHT = (
     "experiments.engines.preloaded_worker",
     "experiments.engines.slurm_cell",
     "experiments.engines.supervisor",
+    "experiments.configuration.hydra_settings",
+    "experiments.front_desk",
     "experiments.jobs",
     "experiments.system.paths",
     "experiments.system.processes",

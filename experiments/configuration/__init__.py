@@ -3,5 +3,5 @@
 schema.py          every key, its type and its default
 compose.py         composing a configuration; presets, their labels; learning rates that follow from others
 explain.py         Hydra's errors in one line; options that no model of the command uses
-hydra_settings.py  the flags and settings of Hydra that are refused
+hydra_settings.py  having Hydra compose; its flags and settings, and keys, that are refused
 """

@@ -5,21 +5,15 @@ A preset also names a model in legends: its label tells how it differs from the 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import functools
 import operator
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,13 +41,7 @@ def compose(
 
     Raises UserError for a sweep of no cells, for what Hydra would take and ignore (`hydra_settings`) and for mistakes
     that it states by a plain ValueError, and Hydra's own errors for others.
-
-    Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
-    last cell is found before the first one runs.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
-    Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
     OmegaConf.register_new_resolver(
@@ -61,29 +49,7 @@ def compose(
     )  # in its sweeps
     OmegaConf.register_new_resolver("for_size", for_size, replace=True)
     OmegaConf.register_new_resolver("headlines", lambda: ",".join(headlines()), replace=True)
-    composed: list[DictConfig] = []
-    settings: list[DictConfig] = []
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def collect(node: DictConfig) -> None:
-        settings.append(HydraConfig.get())
-        composed.append(node)  # nothing that can fail, or Hydra would print about it
-
-    with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
-        os.environ[hydra_settings.SWEEP_FOLDER] = folder
-        flags = hydra_settings.read_command(sys.argv[1:])
-        hydra_settings.check_plugins()
-        try:
-            collect()
-        except SystemExit as end:  # after --help
-            if end.code:
-                raise
-        except hydra_settings.Refused as refusal:
-            raise UserError(str(refusal)) from None
-        except ValueError as error:
-            if (line := _explained(error)) is None:
-                raise
-            raise UserError(line) from error
+    flags, composed, settings = hydra_settings.collect(sys.argv[1:])
     if not (composed or hydra_settings.shows(flags)):
         raise hydra_settings.no_cells(flags.overrides)
     if flags.run and settings and settings[0].mode == RunMode.MULTIRUN:
@@ -99,18 +65,6 @@ def compose(
         for line in unused_options(words, configs):
             notify(line)
     return configs
-
-
-def _explained(error: ValueError) -> str | None:
-    """Explain a plain ValueError of Hydra's, about its flags or choices, with the remedy; None for anything else."""
-    if str(error).startswith(("Only one of --", "Expecting one subcommand", "No completion plugin")):
-        return str(error)
-    if str(error).startswith("Config group override"):  # model=null, size=1
-        return (
-            "model, size, data, recipe and +experiment each take the name of a choice (job=list shows them); leave out "
-            "recipe and +experiment for none"
-        )
-    return None
 
 
 def check_recipe(recipe: str | None, data: str | None) -> None:
@@ -158,24 +112,6 @@ def _has_more_than_fields(options: object) -> bool:
         return False
     values, declared = vars(options), options.__dataclass_fields__
     return not values.keys() <= declared.keys() or any(map(_has_more_than_fields, values.values()))
-
-
-@contextlib.contextmanager
-def _help_texts_unchecked() -> Iterator[None]:
-    """While inside, argparse does not check help texts when arguments are added, as it does from Python 3.14 on.
-
-    Hydra 1.3 adds an argument whose help text is made when it is printed and is no string until then: every command
-    would fail.
-    """
-    check = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is None:
-        yield
-        return
-    argparse.ArgumentParser._check_help = lambda *_: None
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser._check_help = check
 
 
 SHARED = ("d_model", "n_heads", "depth", "tie_embeddings", "norm_eps", "backend")

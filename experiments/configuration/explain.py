@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -79,39 +78,7 @@ def _unknown_key(text: str, cause: str) -> str | None:
     key = key.partition("=")[0]
     if key == "experiment":
         return "choose an experiment with a plus: +experiment=NAME"
-    keys, node = known_keys(), key.rpartition(".")[0]
-    meant = " or ".join(f"'{k}'" for k in _similar_keys(key, keys))
-    if meant:
-        return f"unknown key '{key}'; did you mean {meant}?"
-    if node in keys:
-        return f"unknown key '{key}'; {node} has {', '.join(_keys_of(node, keys))}"
-    return f"unknown key '{key}'; `python run.py --cfg job` shows all keys"
-
-
-def _similar_keys(key: str, known: list[str]) -> list[str]:
-    """Up to three keys that may have been meant by an unknown one; none where nothing is alike.
-
-    Those with the same last word deeper inside the same node (model.residual.iters: model.residual.mhc.iters); else the
-    one of the node that is written most alike (probe.window: probe.windows); else those with the same last word
-    anywhere (lr: optim.lr); else the key that is written most alike, if the node is unknown. A node in which one
-    chooses is meant by its name (residual: model.residual.name).
-    """
-    node, _, word = key.rpartition(".")
-    same = [k for k in known if k.rpartition(".")[2] == word]
-    inside = [k for k in same if node and k.startswith(f"{node}.")]
-    alike = (
-        [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
-    )
-    found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
-    found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
-    if not found and node not in known:
-        found = difflib.get_close_matches(key, known, n=1)
-    return [f"{k}.name" if f"{k}.name" in known else k for k in found]
-
-
-def _keys_of(node: str, known: list[str]) -> list[str]:
-    """The last words of the keys right inside a node."""
-    return [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == node]
+    return hydra_settings.unknown_key(key, known_keys())
 
 
 def _bad_value(text: str, cause: str) -> str | None:

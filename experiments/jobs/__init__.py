@@ -57,6 +57,17 @@ def all_jobs() -> list[Job]:
     return [find_job(name) for name in sorted(_file_names())]
 
 
+def spelled_out(words: list[str]) -> list[str]:
+    """The words of a command with `job=list tasks` as `job=list show=tasks`, `job=import from=X` as source=X."""
+    if "job=import" in words:  # `from` is a word of Python, and no key of a dataclass can be called so
+        return [
+            f"source={word.removeprefix('from=')}" if word.startswith("from=") else word for word in words
+        ]
+    if "job=list" not in words:
+        return words
+    return [word if "=" in word or word.startswith("-") else f"show={word}" for word in words]
+
+
 @contextlib.contextmanager
 def reading_results() -> Iterator[None]:
     """While inside, results that cannot be read raise UserError."""

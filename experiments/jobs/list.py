@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,16 @@ def run(config: Config) -> None:
     for name, print_part in parts.items():
         if config.show in (None, name):
             print_part()
+
+
+def texts() -> dict[str, str]:
+    """What every part prints, by the word for show=."""
+    found = {}
+    for name, print_part in _parts().items():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            print_part()
+        found[name] = out.getvalue()
+    return found
 
 
 def _parts() -> dict[str, Callable[[], None]]:

@@ -77,6 +77,15 @@ def discard(phase: str, done: int, total: int, note: str = "") -> None:
     """A sink that nobody listens to."""
 
 
+def drop_output() -> None:
+    """Discard output that cannot be written, or the interpreter fails again when it flushes at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 # Messages: lines on the standard output of a run's processes, among other words, to the process that started them.
 
 MARK = "\x1e"

@@ -13,9 +13,8 @@ from support.program import Lab
 
 import analysis
 from experiments import cli
-from experiments.cli import spelled_out
 from experiments.configuration.schema import Config
-from experiments.jobs import Job, all_jobs
+from experiments.jobs import Job, all_jobs, spelled_out
 from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
