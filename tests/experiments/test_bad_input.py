@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -34,52 +32,6 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
     for words in says:
         assert words in outcome.err, outcome.err
     assert lab.left_behind() == []
-
-
-def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
-    """The mistakes that the project promises to catch: arguments, and what the message must say."""
-    (folder / "empty.txt").touch()
-    (folder / "binary.dat").write_bytes(bytes(range(256)) * 20)
-    return {
-        "model": (["model=transfomer"], "did you mean 'transformer'?"),
-        "key": (["trainer.max_stepz=3"], "did you mean 'trainer.max_steps'?"),
-        "pattern": (["model.pattern=SFX"], "'X' at position 3"),
-        "path": (["data.path=/nope"], "data.path=/nope"),
-        "empty": ([f"data.path={folder / 'empty.txt'}"], "is empty"),
-        "binary": ([f"data.path={folder / 'binary.dat'}"], "is binary"),
-        "heads": (["model.n_heads=5"], "n_heads=5 does not divide model.d_model=16"),
-        "last": ([f"seed={','.join(map(str, range(19)))},-1"], "seed=-1"),
-    }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("multirun", "names"),
-    [
-        pytest.param(False, ("path",), id="one"),
-        pytest.param(False, None, id="single", marks=pytest.mark.long),
-        pytest.param(True, None, id="multirun", marks=pytest.mark.long),
-    ],
-)
-def test_named_mistakes_in_a_process_of_their_own(
-    multirun: bool, names: tuple[str, ...] | None, tmp_path: Path, small_text: Path, shared_cache: Path
-):
-    mistakes = named_mistakes(tmp_path)
-    if not multirun:
-        mistakes["last"] = (["seed=-1"], "seed=-1")
-    mistakes = {name: mistakes[name] for name in names or mistakes}
-
-    def attempt(name: str) -> tuple[str, Lab, Outcome, float]:
-        lab = Lab(tmp_path / name, small_text, shared_cache)
-        process = lab.start(*["--multirun"][:multirun], *mistakes[name][0])
-        seconds = process.processor_seconds()
-        return name, lab, process.wait(), seconds
-
-    with ThreadPoolExecutor(2) as pool:
-        attempts = list(pool.map(attempt, mistakes))
-    for name, lab, outcome, seconds in attempts:
-        print(f"{name}: {seconds:.1f} s of processor time: {outcome.err.strip()}")
-        assert_refused(lab, outcome, mistakes[name][1])
 
 
 @WAYS
@@ -204,14 +156,6 @@ def test_a_tilde_is_the_home_folder(lab: Lab, monkeypatch):
     assert config.runs == "/x/~"
 
 
-@pytest.mark.slow
-def test_results_that_are_a_file(lab: Lab, tmp_path: Path):
-    place = tmp_path / "results.txt"
-    place.touch()
-    for inside in (place, place / "deeper"):
-        assert_refused(lab, lab.here(f"results={inside}"), f"{place} is a file")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @WAYS
 @pytest.mark.slow
@@ -241,26 +185,7 @@ def test_no_job_takes_another_device_than_the_one_asked_for(lab: Lab, finished: 
 
 
 @pytest.mark.slow
-def test_a_list_without_multirun_says_how_to_sweep(lab: Lab):
-    assert_refused(lab, lab.here("seed=0,1"), "--multirun")
-
-
-@pytest.mark.slow
 def test_the_last_cell_is_checked_before_the_first_trains(lab: Lab, tmp_path: Path):
     other = write_text(tmp_path / "other.txt", paragraphs=20)
     outcome = lab.here("--multirun", f"data.path={other},/nope")
     assert_refused(lab, outcome, "/nope")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-@pytest.mark.slow
-def test_report_of_a_broken_folder_is_one_line(lab: Lab, tmp_path: Path, content: str):
-    folder = tmp_path / "runs"
-    (folder / "0123456789ab").mkdir(parents=True)
-    outcome = lab.here("job=report", f"runs={folder}")
-    assert outcome.status == 2, outcome
-    (folder / "0123456789ab" / "summary.json").write_text(content)
-    outcome = lab.here("job=report", f"runs={folder}")
-    assert outcome.status == 2, outcome
-    assert outcome.err.count("\n") == 1, outcome
-    assert sorted(os.listdir(folder)) == ["0123456789ab"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,10 +14,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from support.program import Lab, Outcome
 
-from experiments import cli
 from experiments.configuration.hydra_settings import read_command
-from experiments.configuration.schema import Config
-from experiments.jobs import Job
 from experiments.system.paths import CONF
 from zoo.errors import UserError
 
@@ -92,14 +88,6 @@ def test_no_setting_of_hydras_is_taken_from_a_file(plain: Lab, tmp_path: Path, k
     assert_refused(plain, plain.here(*flags, *words), f"hydra.{key} has no effect here")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("group", "flags"), [("job_logging", []), ("hydra_logging", ["-m"])])
-def test_no_log_is_written_that_a_file_asks_for(plain: Lab, tmp_path: Path, group: str, flags: list[str]):
-    (tmp_path / "own.yaml").write_text(f"defaults: [config, _self_, override hydra/{group}: default]\n")
-    words = ["--config-dir", str(tmp_path), "--config-name", "own", "job=cost"]
-    assert_refused(plain, plain.here(*flags, *words), f"hydra.{group}.", "leave it out")
-
-
 def write_experiment(folder: Path, text: str) -> list[str]:
     """Words of a command that takes +experiment=mine from a folder of one's own."""
     (folder / "own" / "experiment").mkdir(parents=True)
@@ -118,36 +106,6 @@ def test_no_plugin_gets_the_cells(plain: Lab, tmp_path: Path, kind: str):
         for name in ("elsewhere", "absent"):
             words = write_experiment(tmp_path / name, f"defaults: [override /hydra/{kind}: {name}]\n")
             assert_refused(plain, plain.here("--multirun", *words, "seed=0,1"), ENGINE)
-
-
-PLUGIN = """
-from hydra.core.config_store import ConfigStore
-from hydra.plugins.launcher import Launcher
-
-class Elsewhere(Launcher):
-    def setup(self, **what): open("begun", "w")
-    def launch(self, *what, **more): return []
-
-node = {"_target_": "hydra_plugins.elsewhere.Elsewhere"}
-ConfigStore.instance().store(group="hydra/launcher", name="elsewhere", node=node)
-"""
-
-
-@pytest.mark.long
-def test_an_installed_launcher_gets_no_cells(plain: Lab, tmp_path: Path, monkeypatch):
-    install(tmp_path, monkeypatch, PLUGIN)
-    for words in (
-        ["hydra/launcher=elsewhere"],
-        write_experiment(tmp_path, "defaults: [override /hydra/launcher: elsewhere]\n"),
-    ):
-        assert_refused(plain, plain.run("--multirun", *words, "seed=0,1"), ENGINE, "has no effect here")
-
-
-@pytest.mark.slow
-def test_a_plugin_that_fails_is_named(plain: Lab, tmp_path: Path, monkeypatch):
-    """Hydra imports all that are installed, for every command."""
-    install(tmp_path, monkeypatch, "raise ValueError('too old')")
-    assert_refused(plain, plain.run("job=cost"), "elsewhere", "ValueError: too old", "uninstall it")
 
 
 def install(folder: Path, monkeypatch, text: str) -> None:
@@ -233,11 +191,6 @@ def test_a_key_is_given_once(plain: Lab, words: list[str]):
     assert_refused(plain, plain.here(*words), "is given twice", words[-1])
 
 
-@pytest.mark.parametrize("words", [["optim.lr=1", "optim={lr: 2}"], ["optim={lr: 2}", "optim.lr=1"]])
-def test_a_key_is_given_once_inside_another_too(plain: Lab, words: list[str]):
-    assert_refused(plain, plain.here(*words), *words, "one by one")
-
-
 @pytest.mark.slow
 def test_a_choice_and_keys_of_it_go_together(plain: Lab):
     (config,) = plain.compose("model=kda", "model.depth=2", "data=mqar", "data.tasks.mqar.pairs=3")
@@ -247,10 +200,6 @@ def test_a_choice_and_keys_of_it_go_together(plain: Lab):
 @pytest.mark.parametrize("word", ["optim.lr=glob(*)", "seed=range(0,0)", "model=glob(none*)"], ids=str)
 def test_a_sweep_of_no_cells_is_an_error(plain: Lab, word: str):
     assert_refused(plain, plain.here("--multirun", word), "no cells", word)
-
-
-def test_an_interval_is_no_list_of_values(plain: Lab):
-    assert_refused(plain, plain.here("--multirun", "optim.lr=interval(1e-4,1e-2)"), "optim.lr=1e-3,3e-3")
 
 
 @pytest.mark.slow
@@ -291,20 +240,6 @@ def test_a_sweep_keeps_no_last_value_alone(lab: Lab, words: list[str], says: str
     assert_refused(lab, lab.here("--multirun", *words), says)
 
 
-def test_a_sweep_of_results_in_places_of_their_own_is_done(monkeypatch):
-    done: list[int] = []
-    job = Job("writer", "", lambda config: done.append(config.seed), place=lambda config: config.runs)
-    monkeypatch.setattr(cli, "find_job", {"writer": job}.get)
-    configs = [
-        Config(job="writer", seed=seed, runs=place) for seed, place in enumerate((None, None, "a", "b"))
-    ]
-    cli.perform(configs)
-    assert done == [0, 1, 2, 3]
-    with pytest.raises(UserError, match="would write b again and again"):
-        cli.perform([*configs, Config(job="writer", runs="b")])
-    assert done == [0, 1, 2, 3]
-
-
 @pytest.mark.slow
 def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
     """No run begins, and nothing is written."""
@@ -341,18 +276,3 @@ def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
 
 def files(lab: Lab) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in lab.folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--multirun"]], ids=["single", "multirun"])
-def test_a_complete_run_that_was_made_otherwise_says_so(lab: Lab, finished: Lab, flags: list[str]):
-    shutil.copytree(finished.results, lab.results)
-    assert lab.here(*flags, "sweep.workers=1", "trainer.max_minutes=9").err == ""
-    outcome = lab.here(*flags, "trainer.compile=true")
-    assert outcome.status == 0
-    assert outcome.err.startswith(f"notice: {lab.run_folder()} is complete")
-    assert "trainer.compile=false (asked: true)" in outcome.err
-    assert "name=" in outcome.err
-    assert outcome.err.count("\n") == 1
-    summary = json.loads((lab.run_folder() / "summary.json").read_text())
-    assert summary == json.loads((finished.run_folder() / "summary.json").read_text())

@@ -67,23 +67,6 @@ def test_probing_where_files_cannot_grow(lab: Lab, guest: Path):
     assert not list((guest / "probes").iterdir())
 
 
-@pytest.mark.parametrize("size", [0, 20_000])
-@pytest.mark.slow
-def test_a_report_where_files_cannot_grow(lab: Lab, guest: Path, size: int):
-    with small_files(size):
-        outcome = lab.here("job=report", "sweep.workers=1")
-    assert_one_line(outcome, 2, "File too large", "ulimit -f")
-    assert not [path for path in (lab.results / "default" / "report").rglob(".*") if path.is_file()]
-    assert not (lab.results / "default" / "report" / "index.html").exists()
-
-
-@pytest.mark.slow
-def test_a_bench_where_files_cannot_grow(lab: Lab):
-    with small_files(0):
-        outcome = lab.here("job=bench", "suite=recompute", "bench.repeats=1", "bench.lengths=[16]")
-    assert_one_line(outcome, 2, "File too large")
-
-
 @pytest.mark.parametrize(
     ("job", "place"),
     [

@@ -15,12 +15,9 @@ import torch
 from support.program import assert_same_run, later_wins
 from support.task_lab import TaskLab
 
-import analysis
 import experiments
-from analysis.comparing.tables import ranking_metric
-from analysis.comparing.verdicts import families
 from experiments.configuration.schema import Config
-from experiments.data import TASKS, DataConfig, TaskSet
+from experiments.data import DataConfig, TaskSet
 from experiments.data.tasks_base import IGNORE
 from experiments.planning.plan import plan
 from experiments.probing import probe_run
@@ -100,16 +97,6 @@ def test_answers_by_position_and_difficulty_add_up(finished: TaskLab):
             assert math.isclose(sum(float(row["nats"]) for row in found) / 64, metrics[split]["loss"])
 
 
-@pytest.mark.slow
-def test_a_paused_run_goes_on_bit_for_bit(finished: TaskLab, task_lab: TaskLab):
-    paused = task_lab.here("trainer.pause_at=3")
-    assert (paused.status, "paused at step 3 of 6" in paused.err) == (1, True), paused
-    resumed = task_lab.here()
-    assert resumed.status == 0, resumed
-    assert task_lab.run_folder().name == finished.run_folder().name
-    assert_same_run(finished.run_folder(), task_lab.run_folder())
-
-
 @LONG
 @pytest.mark.timeout(300)
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, small_text: Path, shared_cache: Path):
@@ -141,57 +128,6 @@ def test_options_of_its_task_are_a_runs_identity():
     assert len({usual, name(pairs=3), name(fill="values")}) == 3
 
 
-def test_results_take_it(finished: TaskLab):
-    results = analysis.load_results(finished.results)
-    (run,) = results.runs.itertuples()
-    assert (run.name, run.data, run.tokenizer, run.test_answers) == ("transformer mqar", "mqar", "none", 64)
-    assert run.chance == 1 / 12
-    assert results.problems == []
-    assert results.metrics["accuracy"].notna().all()
-    assert "transformer mqar" in analysis.comparison_text(results)
-
-
-@LONG
-def test_the_report_says_what_the_task_is(finished: TaskLab):
-    outcome = finished.here("job=report", f"runs={finished.results}/default")
-    assert outcome.status == 0, outcome
-    text = (finished.results / "default" / "report" / "report.md").read_text()
-    assert "mqar (length 16, pairs 2" in text
-    assert "every answer of it scored once" in text
-
-
-@pytest.mark.slow
-def test_models_are_compared_within_a_task(finished: TaskLab, task_lab: TaskLab):
-    outcome = task_lab.here("data=parity", "trainer.max_steps=1")
-    assert outcome.status == 0, outcome
-    runs = analysis.load_results([finished.results, task_lab.results]).runs
-    assert ranking_metric(runs) == "test_loss"
-    found = families(runs, "test_loss")
-    assert [tuple(family.table["model"]) for family in found] == [("transformer",), ("transformer",)]
-    assert {family.title for family in found} == {
-        "default, 1 layers, mqar",
-        "default, 1 layers, parity",
-    }
-
-
-@LONG
-def test_sweeps_over_tasks_name_them_and_rates_are_selected_on_the_loss_of_answers(task_lab: TaskLab):
-    steps = ["--multirun", "trainer.max_steps=2", "sweep.workers=1"]
-    swept = task_lab.here(*steps, "data=mqar,parity", "data.tasks.parity.length=20", "name=several")
-    assert swept.status == 0, swept
-    assert "transformer parity seed 0: done: test loss" in swept.out
-    compared = task_lab.here(
-        *steps,
-        "job=compare",
-        "model=transformer,kda",
-        "compare.rates=[1e-3,3e-3]",
-        "compare.extend=0",
-        "compare.seeds=1",
-    )
-    assert compared.status == 0, compared
-    assert "selected for transformer mqar seed 0: optim.lr=" in compared.out
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -203,27 +139,6 @@ def test_what_is_of_text_is_refused_before_anything_is_done(task_lab: TaskLab, w
     outcome = task_lab.here(words)
     assert (outcome.status, says in outcome.err) == (2, True), outcome
     assert task_lab.left_behind() == []
-
-
-@pytest.mark.parametrize(("node", "key"), [("evaluate", "stride"), ("trainer", "probe_every")])
-def test_settings_of_text_are_refused(node: str, key: str):
-    config = Config()
-    config.data.name = "mqar"
-    setattr(getattr(config, node), key, 4)
-    with pytest.raises(UserError, match=f"{node}.{key}=4 needs a text, and data=mqar has none; leave it out"):
-        plan(config)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("job=generate", "was trained on the task mqar, which has no text"),
-        pytest.param("job=evaluate data=text data.path=x.txt", "data=... is not of it", marks=LONG),
-    ],
-)
-def test_jobs_of_text_say_that_a_task_has_none(finished: TaskLab, monkeypatch, words: str, says: str):
-    outcome = without_tiny(monkeypatch, finished, *words.split())
-    assert (outcome.status, says in outcome.err) == (2, True), outcome
 
 
 @pytest.mark.slow
@@ -247,13 +162,6 @@ def test_probes_tell_where_attention_looks_for_an_answer(finished: TaskLab, monk
         assert found["answer_mass"] == (pytest.approx(looked / 2, abs=0.01), 2)
         assert found["answer_uniform"] == (pytest.approx(np.mean(1 / (questions + 1))), 2)
     assert [row[2] for row in probe_run.read(run, "sentence")] == [task_set.task.word(x) for x in tokens]
-
-
-@LONG
-def test_a_sentence_is_no_input_of_a_task(finished: TaskLab, monkeypatch):
-    outcome = without_tiny(monkeypatch, finished, "job=probe", "probe.sentence=hello")
-    assert outcome.status != 0
-    assert "probe.sentence is text, and this run was trained on the task mqar" in outcome.out + outcome.err
 
 
 def without_tiny(monkeypatch, lab: TaskLab, *words: str):
@@ -284,45 +192,6 @@ def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLa
     ):
         with pytest.raises(UserError, match=says):
             experiments.evaluate(run, device="cpu", **options)
-
-
-@pytest.mark.slow
-def test_as_many_tokens_of_another_meaning_are_not_those_of_the_run(task_lab: TaskLab):
-    """What was a value in training would be asked for as a key."""
-    outcome = task_lab.here("data=needle", "data.tasks.needle.context=12", "trainer.max_steps=1")
-    assert outcome.status == 0, outcome
-    run, other = task_lab.run_folder(), DataConfig(name="needle")
-    other.tasks.needle.context, other.tasks.needle.keys, other.tasks.needle.values = 12, 20, 12
-    trained = TaskSet(recorded_data(run / "config.yaml")).task
-    assert TaskSet(other).task.vocab_size == trained.vocab_size
-    with pytest.raises(UserError, match="are not those that the run was trained on"):
-        experiments.evaluate(run, other, windows=8, device="cpu")
-
-
-@LONG
-def test_the_options_of_a_command_change_the_sequences_scored(finished: TaskLab, monkeypatch):
-    outcome = without_tiny(
-        monkeypatch, finished, "job=evaluate", "data.tasks.mqar.length=24", "evaluate.windows=8"
-    )
-    assert outcome.status == 0, outcome
-    assert "notice" not in outcome.err
-    assert "of 16 answers right" in outcome.out
-    assert "mqar (length 24, pairs 2, vocab 24" in outcome.out
-
-
-@pytest.mark.slow
-def test_every_task_is_listed_with_its_example(task_lab: TaskLab):
-    outcome = task_lab.here("job=list", "tasks")
-    assert outcome.status == 0
-    assert "Jobs (job=)" not in outcome.out
-    _, _, drawn = outcome.out.partition("An example of each task")
-    for name in TASKS:
-        assert f"\n{name}\n" in drawn
-    lines = drawn.splitlines()
-    place = lines.index("palindrome")
-    tokens, answers = (line.split() for line in lines[place + 1 : place + 3])
-    word = tokens[: tokens.index("|")]
-    assert answers[len(word) :] == word[::-1]
 
 
 def test_scores_are_those_of_a_count_by_hand():

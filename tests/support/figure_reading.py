@@ -10,13 +10,6 @@ def line(axes, label):
     return found
 
 
-def framed(figure):
-    """The axes with a frame, in order; one without anything in it is an error."""
-    found = [axes for axes in figure.axes if axes.axison]
-    assert all(axes.has_data() for axes in found)
-    return found
-
-
 def rows_of(results, label, name, axis):
     """Rows of a measure, from the table as it was written."""
     rows = results.table("measures")

@@ -154,13 +154,3 @@ def write_probes(run: Path, name: str, pattern: str, seed: int) -> None:
     if cells:
         write_table(run, "maps", cells)
         write_table(run, "sentence", sentence())
-
-
-def write_eleven(experiment: Path, write_run, seeds: Iterable[int] = (0, 1)) -> Path:
-    """Eleven models, probed. write_run: the fixture of conftest.py."""
-    for seed in seeds:
-        for place, (name, (pattern, color)) in enumerate(MODELS.items()):
-            model = {"preset": name.split()[0], "pattern": pattern, "color": color}
-            run = write_run(experiment, name, seed, 5.2 + 0.08 * place, model=model)
-            write_probes(run, name, pattern, seed)
-    return experiment

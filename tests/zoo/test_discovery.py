@@ -22,13 +22,6 @@ from zoo.registry import register_mixer
 class Block(Mixer):
     pass
 """
-MEASURE = """
-from zoo.probes import Measure, register_measure
-
-@register_measure
-class Loose(Measure):
-    name, kinds = "loose", ("streams",)
-"""
 LINE = "zoo/mixers/absent.py, line 3: SyntaxError: '(' was never closed"
 numbers = itertools.count()
 
@@ -83,14 +76,6 @@ def test_a_file_that_cannot_be_imported_is_named_and_left_out(discovered, monkey
     assert registry.get("mixer", "attention").cls.__module__ == "zoo.mixers.attention"
 
 
-def test_one_mistake_in_a_file_that_others_import_is_one_line(discovered):
-    sources = {"base": "def f(:\n", "one": "from P.base import f\n", "two": "from P.one import f\n"}
-    package = f"found_{next(numbers) + 1}"
-    (found,) = discovered({name: source.replace("P.", f"{package}.") for name, source in sources.items()})
-    assert found.startswith("zoo/P/base.py, line 1: SyntaxError")
-    assert found.endswith("mended: P.base, P.one, P.two)")
-
-
 def test_of_two_files_with_one_letter_the_older_stays(discovered):
     """Also where the newcomer is imported first: models of the other would be something else without a word."""
     (found,) = discovered({"older": good("older", "Z"), "again": good("again", "Z")})
@@ -103,13 +88,6 @@ def test_options_without_a_default_are_refused_where_they_are_registered(discove
     options = "from dataclasses import dataclass\n@dataclass\nclass C:\n    size: int\n"
     (found,) = discovered({"bad": options + good("bad", "Z").replace('"Z"', '"Z", config=C')})
     assert "the options of mixer 'bad' are a dataclass whose every field has a default" in found
-
-
-def test_a_measure_of_a_file_that_fails_later_on_is_not_taken(discovered):
-    assert len(discovered({"bad": f"{MEASURE}\nundefined\n"})) == 1
-    assert "loose" not in zoo.probes.all_measures()
-    assert discovered({"fine": MEASURE.replace("loose", "whole")}) == []
-    assert "whole" in zoo.probes.all_measures()
 
 
 def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):

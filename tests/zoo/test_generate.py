@@ -31,12 +31,6 @@ def test_greedy_is_the_argmax_of_forward(model, length):
     assert got == so_far[:, length:].tolist()
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-30}], ids=str)
-def test_the_narrowest_sampling_is_greedy(model, options):
-    prompt = tokens(2, 5)
-    assert run(model, prompt, seed=3, **options) == run(model, prompt, temperature=0)
-
-
 def test_a_seed_decides_the_draws(model):
     prompt = tokens(2, 5)
     one = run(model, prompt, seed=1)
@@ -88,25 +82,6 @@ def test_the_model_returns_to_its_mode(model, training):
     model.eval()
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, list])
-def test_prompts_of_other_integers_and_lists_are_the_same_prompts(model, kind):
-    prompt = tokens(2, 5)
-    given = prompt.tolist() if kind is list else prompt.to(kind)
-    wanted = [list(zoo.generate(model, prompt, 4))]
-    assert all(torch.equal(a, b) for a, b in zip(zoo.generate(model, given, 4), *wanted, strict=True))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.complex64, torch.bool])
-def test_numbers_that_are_no_integers_are_no_prompt(model, kind):
-    with pytest.raises(UserError, match="a prompt is int64"):
-        next(zoo.generate(model, torch.ones(1, 3, dtype=kind), 1))
-
-
-def test_stop_tokens_may_be_a_tensor(model):
-    first = next(zoo.generate(model, tokens(1, 3), 1, temperature=0))
-    assert len(list(zoo.generate(model, tokens(1, 3), 4, temperature=0, stop=first))) == 1
-
-
 def test_prefill_reads_in_evaluation_mode_and_refuses_what_generate_refuses(model):
     model.train()
     logits, _ = prefill(model, tokens(1, 9))
@@ -116,10 +91,6 @@ def test_prefill_reads_in_evaluation_mode_and_refuses_what_generate_refuses(mode
         prefill(model, [])
     with pytest.raises(UserError, match="chunk=0"):
         prefill(model, tokens(1, 3), chunk=0)
-
-
-def test_no_tokens_is_no_work(model):
-    assert list(zoo.generate(model, tokens(1, 3), 0)) == []
 
 
 @pytest.mark.parametrize(

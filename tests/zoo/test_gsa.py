@@ -6,19 +6,15 @@ import pytest
 import torch
 from support.margins import below
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
 from zoo.interfaces import Dims, grouped_parameters, set_step
-from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
-LINEAR = {"rope_scaling": "linear", "rope_factor": 3.0}
 
 
 def mixer(seq_len: int = SEQ_LEN, dtype=torch.float64, seed: int = 0, **options) -> GSA:
@@ -39,42 +35,6 @@ def inputs(batch: int, time: int, seed: int = 1, dtype=torch.float64) -> Tensor:
 
 def run(made: GSA, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     return made(x, Context.of(x[..., 0], cu_seqlens))
-
-
-def full_attention(made: GSA, **options) -> Attention:
-    """Full attention with the same weights and gates."""
-    options = AttentionConfig(n_kv_heads=made.kv_heads, output_gate=True, value_gate=True, **options)
-    other = Attention(options, Dims(WIDTH, HEADS, SEQ_LEN, 0, 1)).to(made.q_proj.weight.dtype)
-    shared = {name: value for name, value in made.state_dict().items() if name in other.state_dict()}
-    other.load_state_dict(shared)
-    return other
-
-
-def outcome(made, x: Tensor) -> list[Tensor]:
-    """The output, and gradients of x and of the weights that both kinds have."""
-    x = x.clone().requires_grad_()
-    y, _ = run(made, x)
-    named = {n: p for n, p in made.named_parameters() if not n.startswith("indexer")}
-    grads = torch.autograd.grad(y.square().sum(), [x, *named.values()])
-    return [y, grads[0], *(grad for _, grad in sorted(zip(named, grads[1:], strict=True)))]
-
-
-@pytest.mark.parametrize(
-    "shared", [{}, {"qkv_bias": True, "qk_norm": True, "rope_dim": 4, **LINEAR}], ids=["plain", "options"]
-)
-@pytest.mark.parametrize(
-    "options", [{"k_base": 19, "k_min": 19, "k_max": 19}, {"warmup": 5}], ids=["k=T", "warm-up"]
-)
-def test_selecting_everything_is_full_attention_with_the_same_gates(options, shared):
-    made = mixer(**options, **shared)
-    x = inputs(2, 19)
-    for got, wanted in zip(outcome(made, x), outcome(full_attention(made, **shared), x), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
-
-
-def test_a_small_k_is_not_full_attention():
-    made, x = mixer(), inputs(2, 19)
-    assert not torch.allclose(run(made, x)[0], run(full_attention(made), x)[0])
 
 
 @pytest.mark.slow
@@ -135,35 +95,6 @@ def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(options
 
     assert reached(y.sum()) == {"x", *named} - indexer
     assert reached(aux["indexer_kl"]) == indexer
-
-
-@pytest.mark.parametrize("rope", [True, False], ids=["rotated", "plain"])
-def test_the_indexers_projections_are_one_product(rope):
-    """x·[W_QI, W_KI, W_Iw] forward, one product for the three gradients; names of weights are three."""
-    part, x = mixer(index_rope=rope).indexer, inputs(2, 9)
-    with FlopCounterMode(display=False) as flops, Products() as counted:
-        q, k, w, _ = part(x, torch.arange(9))
-        (q.sum() + k.sum() + w.sum()).backward()
-    assert counted.number == 2
-    columns = part.heads * (part.width + 1) + part.width
-    assert flops.get_total_flops() == 2 * 2 * 2 * 9 * WIDTH * columns
-    if not rope:
-        torch.testing.assert_close(q.flatten(-2), x @ part.q_proj.weight.T)
-    torch.testing.assert_close(w, (x @ part.w_proj.weight.T).sigmoid())
-
-
-class Products(TorchDispatchMode):
-    """number: matrix products that ran."""
-
-    number = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.number += operator.overloadpacket in (
-            torch.ops.aten.mm,
-            torch.ops.aten.bmm,
-            torch.ops.aten.addmm,
-        )
-        return operator(*args, **(kwargs or {}))
 
 
 def test_relu_scores_are_those_of_deepseek():

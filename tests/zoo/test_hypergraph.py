@@ -9,8 +9,7 @@ from test_attention import turned
 from torch import Tensor
 
 import kernels
-from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
-from zoo.mixers.attention import Attention, AttentionConfig
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
 from zoo.mixers.hypergraph import HyperGraph, HyperGraphConfig
 from zoo.model import on_meta
 
@@ -141,29 +140,9 @@ def test_routing_noise_depends_on_key_layer_and_position():
     assert timeline.unique().numel() > 1
 
 
-@torch.no_grad()
-def test_one_timeline_is_full_attention():
-    m = mixer(n_timelines=1)
-    full = Attention(AttentionConfig(), Dims(D, H, seq_len=8, layer=LAYER, depth=4)).double()
-    full.load_state_dict({name: x for name, x in m.state_dict().items() if not name.startswith("route")})
-    x = inputs()
-    ctx = Context.of(x[..., 0], noise_keys=keys(len(x)))
-    for training in (False, True):
-        y, _ = m.train(training)(x, ctx)
-        torch.testing.assert_close(y, full(x, ctx)[0], rtol=0, atol=1e-12)
-
-
 def test_by_default_two_probabilities_count_and_the_loss_has_the_reports_weights():
     config = HyperGraphConfig()
     assert (config.top_k, config.entropy_weight, config.z_weight) == (2, 0.01, 0.01)
-
-
-@torch.no_grad()
-def test_normalised_by_all_timelines_the_weight_is_the_probability_as_with_top_1():
-    x = inputs(1)
-    one, all_of_them = (mixer(n_timelines=4, top_k=k).eval() for k in (1, 4))
-    ctx = Context.of(x[..., 0])
-    torch.testing.assert_close(one(x, ctx)[0], all_of_them(x, ctx)[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
@@ -201,14 +180,6 @@ def test_decoding_keeps_one_list_a_timeline(capacity):
         assert torch.equal(state.lengths, counted)
         assert (state.lengths.sum(-1) == t + 1).all()
     assert (counted.count_nonzero(-1) > 1).all()
-
-
-def test_state_bytes_count_balanced_timelines():
-    config = ModelConfig(pattern="S", depth=2, d_model=D, n_heads=H)
-    model = on_meta(config, vocab_size=11, seq_len=8)
-    for length in (6, 60, 600):
-        rows, lengths = 2 * H * 6 * (length // 6) * K * 4, H * 6 * 8
-        assert cost.state_bytes(model, length) == 2 * (rows + lengths)
 
 
 @torch.no_grad()

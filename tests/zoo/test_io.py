@@ -51,12 +51,6 @@ def test_a_card_goes_round(model, folder):
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "model.json"}
 
 
-def test_exporting_twice_gives_the_same_bytes(model, folder, tmp_path):
-    again = zoo.export(model, tmp_path / "again", tokenizer={"kind": "bytes"})
-    for name in ("model.safetensors", "model.json"):
-        assert (again / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_weights_that_are_given_are_written_in_the_place_of_the_models_own(model, tmp_path):
     given = {name: torch.zeros_like(x) for name, x in model.state_dict().items()}
     found = zoo.load(zoo.export(model, tmp_path / "given", weights=given))

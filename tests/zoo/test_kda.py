@@ -75,21 +75,6 @@ def test_forward_is_the_definition(options):
 
 
 @torch.no_grad()
-def test_with_equal_channels_the_mixer_is_the_gated_delta_rule(monkeypatch):
-    m, x = mixer(), inputs()
-    for parameter in (m.decay_up.weight, m.decay.dt_bias.view(-1, 1)):
-        parameter.copy_(parameter.unflatten(0, (m.heads, -1))[:, :1].expand(-1, m.width, -1).flatten(0, 1))
-    y, _ = m(x, CTX)
-    per_channel = kernels.delta_rule
-
-    def per_head(q, k, v, g, beta, **options):
-        return per_channel(q, k, v, g[..., 0], beta, **options)
-
-    monkeypatch.setattr(kernels, "delta_rule", per_head)
-    torch.testing.assert_close(m(x, CTX)[0], y, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
 def test_only_negative_eigenvalues_can_count_modulo_two():
     """A key that is written with β = 2 and v = 0 turns the sign of what is stored: parity, at any length."""
     x = torch.ones(1, 64, D, dtype=torch.float64)

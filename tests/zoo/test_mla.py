@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support.contract_cases import randomised
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -149,15 +147,6 @@ def test_every_head_turns_its_own_key():
 
 
 @torch.no_grad()
-def test_equal_keys_of_all_heads_are_the_shared_key():
-    shared, own = mixer(), mixer(rope_keys="per_head")
-    weights = shared.state_dict()
-    weights["k_rope.weight"] = weights["k_rope.weight"].repeat(H, 1)
-    own.load_state_dict(weights)
-    torch.testing.assert_close(forward(own, inputs()), forward(shared, inputs()), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
 def test_the_cache_is_the_normalised_latent_and_the_rotated_key():
     m, x = mixer(), inputs()
     _, state = decoded(m, x)
@@ -197,15 +186,6 @@ def test_decoding_never_expands_the_cache(keys):
     assert largest.elements <= tokens * (m.kv_rank + m.key_heads * m.rope_dim) < tokens * 64
 
 
-@torch.no_grad()
-def test_without_positions_the_order_of_earlier_tokens_is_free():
-    shuffled = torch.tensor([3, 0, 5, 1, 7, 2, 6, 4, 8])
-    for options, same in (({"rope_dim": 0}, True), ({}, False)):
-        m, x = mixer(**options), inputs()
-        last, after = forward(m, x)[:, -1], forward(m, x[:, shuffled])[:, -1]
-        assert torch.allclose(last, after, rtol=0, atol=1e-12) == same
-
-
 def cache_bytes(config: ModelConfig, length: int) -> int:
     return cost.state_bytes(on_meta(config, vocab_size=64, seq_len=length), length)
 
@@ -242,20 +222,6 @@ def test_cache_bytes_against_full_attention(size, length):
     numbers = mixer.kv_rank + keys * mixer.rope_dim
     assert mla == config.depth * length * numbers * 4
     assert mla / full == pytest.approx(numbers / (2 * config.d_model), rel=1e-12)
-
-
-@pytest.mark.parametrize("width", range(1, 18))
-def test_by_default_pairs_turn_whatever_the_width_of_a_head(width):
-    """d_R is even, as rotations need it, and about half of the head: never more than that but for the one pair."""
-    m = MLA(MLAConfig(), Dims(3 * width, 3, seq_len=8, layer=0, depth=2))
-    assert m.rope_dim % 2 == 0
-    assert max(2, width / 2 - 2) <= m.rope_dim <= max(2, width / 2)
-
-
-def test_the_preset_is_latent_attention_everywhere():
-    preset = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "mla.yaml").read_text())
-    config = from_dict(ModelConfig, preset)
-    assert (config.preset, config.pattern, config.residual.name) == ("mla", "L", "add")
 
 
 @pytest.mark.parametrize(

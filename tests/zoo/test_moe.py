@@ -3,14 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.contract_cases import SEQ_LEN, VOCAB, build, keys, tokens
+from support.contract_cases import SEQ_LEN, build, keys, tokens
 
 import zoo
-from zoo import Context, ModelConfig, UserError, cost
-from zoo.channels.moe import LoadBalance, MoE, MoEConfig, expert_hidden, order_by_expert
-from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
+from zoo import Context, ModelConfig, UserError
+from zoo.channels.moe import LoadBalance, MoE, MoEConfig
 from zoo.interfaces import Dims, set_step
-from zoo.model import on_meta
 
 D = 12
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=2)
@@ -73,15 +71,6 @@ def test_moe_is_its_definition(options):
     for b in range(3):
         for t in range(7):
             torch.testing.assert_close(y[b, t], one_token(m, x[b, t]), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_no_token_is_dropped_when_all_want_one_expert():
-    m, x = made(top_k=1, n_shared=0), inputs(4, 50)
-    m.balance.bias[3] = 100.0
-    y, _ = m(x, context(x))
-    alone = F.silu(x @ m.gate[3].T) * (x @ m.up[3].T) @ m.down[3].T
-    torch.testing.assert_close(y, torch.sigmoid(x @ m.router.weight[3])[..., None] * alone)
 
 
 def test_the_bias_chooses_and_does_not_weigh():
@@ -205,37 +194,6 @@ def test_the_balance_loss_is_optional_and_always_measured():
 
 
 # Parts and options
-
-
-def test_assignments_are_sorted_by_expert_and_back():
-    chosen = torch.tensor([[2, 0], [0, 3], [2, 3]])
-    order, places, counts = order_by_expert(chosen, 5)
-    assert chosen.flatten()[order].tolist() == [0, 0, 2, 2, 3, 3]
-    assert order.tolist() == [1, 2, 0, 4, 3, 5]
-    assert order[places].tolist() == list(range(6))
-    assert counts.tolist() == [2, 0, 2, 2, 0]
-
-
-@pytest.mark.parametrize(("width", "hidden"), [(64, 64), (768, 688), (12, 16)])
-def test_an_experts_width_makes_a_token_cost_what_swiglu_costs(width, hidden):
-    """8/3·D shared among three experts (two routed, one shared), rounded up to eight."""
-    assert expert_hidden(MoEConfig(), width) == hidden
-    assert 0 <= 3 * hidden - SwiGLU(SwiGLUConfig(), Dims(width, 1, 8, 0, 1)).gate.out_features < 24
-
-
-@pytest.mark.slow
-def test_flops_count_the_experts_a_token_uses():
-    def flops(**options) -> float:
-        config = ModelConfig(pattern="F", depth=1, d_model=32, n_heads=4)
-        config.channel.name = "moe"
-        for key, value in {"hidden": 16, **options}.items():
-            setattr(config.channel.moe, key, value)
-        return cost.flops_per_token(on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN), 32)
-
-    expert, router = 2 * 3 * 32 * 16, 2 * 32
-    assert flops(top_k=3) - flops(top_k=2) == expert
-    assert flops(n_shared=2) - flops(n_shared=1) == expert
-    assert flops(n_experts=16) - flops(n_experts=8) == 8 * router
 
 
 def test_autocast_runs_the_experts_in_16_bits_and_the_router_in_32():

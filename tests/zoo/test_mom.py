@@ -6,10 +6,8 @@ import torch.nn.functional as F
 from support.contract_cases import randomised
 from torch import Tensor
 
-import kernels
 from zoo import Context, Dims, UserError
 from zoo.mixers.mom import MoM, MoMConfig
-from zoo.modules import l2norm
 
 D, T = 12, 9
 CTX = Context.of(torch.zeros(2, T, dtype=torch.int64))
@@ -103,24 +101,6 @@ def test_an_unselected_memory_is_bit_identical_after_the_step():
 
 
 @torch.no_grad()
-def test_one_memory_without_the_shared_one_equals_the_gated_delta_rule():
-    m, x = mixer(n_memories=1, top_k=1, shared=False), inputs(1)
-    k, v, beta, g = (y.squeeze(1)[None] for y in parts(m, x[0]))
-    q = l2norm(F.silu(m.q_proj(x)).unflatten(-1, (2, 4)))
-    o, _ = kernels.delta_rule(q, k, v, g, beta, backend="reference")
-    wanted = m.o_proj(m.o_norm(o).flatten(-2))
-    y, _ = m(x, Context.of(torch.zeros(1, T, dtype=torch.int64)))
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
-
-
-def test_linear_attention_has_no_decay_and_no_write_strength_to_learn():
-    plain, linear = (dict(mixer(update=u).named_parameters()) for u in ("gated_linear", "linear"))
-    assert plain.keys() - linear.keys() == {
-        "beta_proj.weight", "decay_proj.weight", "decay.A_log", "decay.dt_bias",
-    }  # fmt: skip
-
-
-@torch.no_grad()
 def test_linear_attention_forgets_nothing_where_gates_forget():
     """One token, then 50 that write nothing into the shared memory: it is as it was, or halved 50 times."""
     x = torch.zeros(1, 51, D, dtype=torch.float64)
@@ -136,22 +116,6 @@ def test_linear_attention_forgets_nothing_where_gates_forget():
             states.append(state)
         first, last = (state[0, -1].norm() for state in states)
         torch.testing.assert_close(last, first * (1.0 if kept else 0.5**50))
-
-
-@torch.no_grad()
-def test_the_order_of_memories_does_not_matter():
-    m, x = mixer(), inputs()
-    y, aux = m(x, CTX)
-    order = torch.tensor([2, 0, 3, 1])
-    m.router.weight.copy_(m.router.weight[order])
-    order = torch.cat([order, torch.tensor([4])])
-    for parameter in (m.k_proj, m.v_proj, m.beta_proj, m.decay_proj):
-        parameter.weight.copy_(parameter.weight.unflatten(0, (5, -1))[order].flatten(0, 1))
-    for parameter in (m.decay.A_log, m.decay.dt_bias):
-        parameter.copy_(parameter[order])
-    turned, aux_turned = m(x, CTX)
-    torch.testing.assert_close(turned, y, rtol=0, atol=1e-12)
-    torch.testing.assert_close(aux_turned, aux, rtol=0, atol=1e-12)
 
 
 # Probabilities of four memories, and what of f and p follows by hand for k = 2.

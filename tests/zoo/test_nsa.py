@@ -9,11 +9,9 @@ from kernels.autograd import flop_counter
 from zoo import Context
 from zoo.errors import UserError
 from zoo.interfaces import Dims
-from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.nsa import NSA, NSAConfig, sizes
 
 WIDTH, HEADS = 32, 4
-LINEAR = {"rope_scaling": "linear", "rope_factor": 3.0}
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 
 
@@ -42,33 +40,6 @@ def only(branch: int, made: NSA) -> NSA:
         made.gate_proj.weight.zero_()
         made.gate_proj.bias.view(HEADS, 3).fill_(-1e4)[:, branch] = 1e4
     return made
-
-
-def full_attention(made: NSA, branch: int, **options) -> Attention:
-    """Full attention with the keys, values and queries of a branch."""
-    config = AttentionConfig(n_kv_heads=made.kv_heads, **options)
-    other = Attention(config, Dims(WIDTH, HEADS, 64, 0, 1)).double()
-    pairs = ((other.k_proj, made.k_proj), (other.v_proj, made.v_proj))
-    with torch.no_grad():
-        for mine, theirs in pairs:
-            mine.load_state_dict({key: x.chunk(3)[branch] for key, x in theirs.state_dict().items()})
-        other.q_proj.load_state_dict(made.q_proj.state_dict())
-        other.o_proj.weight.copy_(made.o_proj.weight)
-    return other
-
-
-@pytest.mark.parametrize(
-    "shared", [{}, {"qkv_bias": True, "rope_dim": 4, **LINEAR}], ids=["plain", "options"]
-)
-@pytest.mark.parametrize(
-    ("branch", "options"), [(1, {"n_select": 8}), (2, {"window": 31})], ids=["slc", "win"]
-)
-@torch.no_grad()
-def test_selection_and_window_over_everything_are_full_attention_with_rope(branch, options, shared):
-    made, x = mixer(**options, **shared), inputs(2, 31)
-    full = full_attention(made, branch, **shared)
-    torch.testing.assert_close(run(only(branch, made), x), run(full, x))
-    assert not torch.allclose(run(only(branch, mixer(**shared)), x), run(full, x))
 
 
 @torch.no_grad()

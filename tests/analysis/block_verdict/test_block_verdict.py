@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.pretended_runs import model, pretended
 from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
-from analysis.verdict_page.findings import READINGS, TABLES, VerdictTables
-from analysis.verdict_page.page import gather, publish_verdict, write_verdict
+from analysis.verdict_page.findings import READINGS
+from analysis.verdict_page.page import publish_verdict, write_verdict
 
 MODEL = {"residual": {"name": "add"}, "channel": {"name": "swiglu"}}
 RECORD = {
@@ -172,24 +171,6 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
         "Accuracy on mqar",
         "Accuracy on parity",
     ]
-
-
-def test_the_losses_of_a_residual_scheme_are_not_the_transformers():
-    """Its models have the transformer's mixers and channel mixers."""
-    schemes = {"transformer": "add", "hc": "hc"}
-    models = {
-        name: {"pattern": "F", "residual": {"name": scheme}, "channel": {"name": "swiglu"}}
-        for name, scheme in schemes.items()
-    }
-    record = {"block": {"kind": "residual", "name": "hc"}, "models": models}
-    runs = [
-        model(name, [loss, loss + 0.01, loss + 0.02], pattern="FFFF", residual=schemes[name])
-        for name, loss in (("transformer", 3.0), ("hc", 2.5))
-    ]
-    tables = (pd.DataFrame(columns=list(columns)) for columns in TABLES.values())
-    (beside,) = gather(VerdictTables(record, *tables), pretended(*runs)).beside
-    said = [text for texts in beside.groups.values() for text in texts]
-    assert [text.partition(" ±")[0] for text in said] == ["Test loss on books 3: −0.500"]
 
 
 def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_path):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.pretended_runs import model, pretended
 
 from analysis import load_results
-from analysis.caveats import caveats, recipe_caveats
+from analysis.caveats import caveats
 from analysis.loading.tables import COLUMNS
 
 OTHERWISE = [
@@ -79,20 +78,6 @@ def test_a_run_that_differs_in_one_thing_gives_the_sentence_of_that_thing(
     assert [text for text in usual if text not in found] == []
 
 
-def test_budgets_that_follow_the_size_are_told_to_be_equal_at_each():
-    """A size is depth and width together: here neither alone decides the budget."""
-    steps = {(2, 32): 100, (2, 64): 200, (4, 32): 200, (4, 64): 400}
-    runs = [
-        model(f"kda {depth} {width}", [3.0], depth=depth, d_model=width, planned_steps=planned, steps=planned)
-        for (depth, width), planned in steps.items()
-    ]
-    (said,) = recipe_caveats(pretended(*runs).runs)
-    assert said.startswith("unequal training budgets, equal at each size: ")
-    other = model("transformer", [3.0], depth=4, d_model=64, planned_steps=300, steps=300)
-    (said,) = recipe_caveats(pretended(*runs, other).runs)
-    assert said.startswith("unequal training budgets: ")
-
-
 def rates_told(place, write_run, **rates: list[float]) -> list[str]:
     for name, tried in rates.items():
         for rate in tried:
@@ -117,15 +102,3 @@ def test_rates_that_favour_some_models_are_told(tmp_path, write_run):
         f"{','.join(COLUMNS)}\na,#000000,0.003,optim.lr=0.003,0,0123456789ab,3.2,complete,True,,\n"
     )
     assert [text for text in caveats(load_results(tmp_path / "unequal")) if "learning rate" in text] == []
-
-
-def test_a_rate_at_an_end_that_several_seeds_selected_is_told_once_for_each_model(tmp_path, write_run):
-    write_run(tmp_path)
-    rows = [
-        f",{name},#000000,0.01,,{seed},{name}{seed},3.2,complete,1,True,highest,"
-        for name in ("kda", "mla")
-        for seed in (0, 1000)
-    ]
-    (tmp_path / "selection.csv").write_text("\n".join([",".join(COLUMNS), *rows, ""]))
-    (told,) = (text for text in caveats(load_results(tmp_path)) if "learning rate tried" in text)
-    assert told.startswith("the highest learning rate tried was selected for kda, mla: ")

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from support.task_runs import write_study, write_task_run
+from support.task_runs import write_task_run
 
 from analysis import load_results
-from analysis.comparing.tables import compare, model_order, with_final_validation
+from analysis.comparing.tables import model_order, with_final_validation
 from analysis.comparing.verdicts import answers, families
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory, write_run):
-    return load_results(write_study(write_run, tmp_path_factory.mktemp("tasks") / "exp"))
 
 
 def found(results, baseline=None):
@@ -35,30 +30,6 @@ def test_seeds_that_do_not_differ_are_equal_and_not_one_seed(tmp_path, write_run
     assert "Equal to transformer in every seed: kda." in said
     assert "mesanet is behind transformer" in said
     assert "Not shown to be worse than any other model, every pair compared: kda and transformer" in said
-
-
-@pytest.mark.slow
-def test_the_comparison_has_task_accuracy_and_chance_by_task(study):
-    table = compare(with_final_validation(study))
-    assert list(table["task"]) == ["mqar"] * 3 + ["parity"] * 3
-    assert list(table["label"][:3]) == ["transformer mqar", "kda mqar", "mesanet mqar"]
-    assert table["test_accuracy"].is_monotonic_decreasing is False
-    kda = table.set_index("label").loc["kda parity"]
-    assert (kda["test_accuracy"], kda["chance"]) == (pytest.approx(0.99), 0.5)
-    assert kda["test_accuracy_ci"] == pytest.approx(0.0199, abs=1e-4)  # t(2) · 0.008 / √3
-
-
-def test_models_of_two_options_of_a_task_are_not_averaged(tmp_path, write_run):
-    for pairs, accuracy in ((4, 0.9), (8, 0.5)):
-        for seed in (0, 1):
-            options = {"pairs": pairs}
-            write_task_run(write_run, tmp_path / "exp", "kda", "mqar", seed, accuracy, options=options)
-    by_task = found(load_results(tmp_path / "exp"))
-    assert {task: one.table["mean"].item() for task, one in by_task.items()} == {
-        "mqar (pairs 4)": pytest.approx(0.1),
-        "mqar (pairs 8)": pytest.approx(0.5),
-    }
-    assert {one.table["model"].item() for one in by_task.values()} == {"kda"}
 
 
 def test_a_model_has_one_name_on_all_tasks_whatever_its_rate(tmp_path, write_run):

@@ -179,23 +179,6 @@ def test_a_selection_that_was_recorded_counts(study):
     assert "(a best learning rate at the edge of those tried): kda" in told("highest")[0]
 
 
-@pytest.mark.slow
-def test_what_was_equal_is_said(study):
-    results = study({"kda": {"parameters_non_embedding": 220_000, "threads": 2, "tokens": 999}})
-    runs = families(with_final_validation(results), "test_loss")[0].runs
-    found = equality(runs, "transformer (lr=0.003)")
-    assert found.unequal == [
-        "tokens of training (999 and 307k)",
-        "machine",
-        "parameters beside the embedding (1 to 1.1 times)",
-    ]
-    assert {"text", "tokenizer", "context", "seeds", "FLOPs a token (within 1%)"} <= set(found.equal)
-    assert (
-        found.rates
-        == "Learning rates: each model's own, chosen on validation among 3 by these runs themselves."
-    )
-
-
 @pytest.mark.parametrize(("size", "told"), [(100_000, "0.5 to 1 times"), (400_000, "1 to 2 times")])
 def test_a_model_far_smaller_or_larger_than_the_baseline_is_not_of_equal_size(size, told):
     other = model("kda", [2.9], parameters_non_embedding=size)
@@ -218,20 +201,6 @@ def test_rates_are_said_to_be_of_other_runs_where_that_was_recorded_of_every_mod
     (family,) = families(with_final_validation(pretended(*swept)), "test_loss")
     runs = family.runs.assign(selected_among=family.runs["name"].map(names), selected_by_seeds=seeds)
     assert f"chosen on validation among 3 {by}" in equality(runs, family.baseline).rates
-
-
-@pytest.mark.parametrize(
-    ("rates", "expected"),
-    [
-        (RATES[1:2], "Learning rate: one for all, 0.003, which may suit some models better than others."),
-        (
-            RATES[1:],
-            "among 2 by these runs themselves; at the edge of those tried: kda, mla, mom and transformer.",
-        ),
-    ],
-)
-def test_how_learning_rates_came_about_is_said(study, rates, expected):
-    assert next(text for text in said(study(rates=rates)) if text[:8] == "Learning").endswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ from analysis.figures import (
     efficiency,
     gradient_norms,
     layout_ranking,
-    learning_rates,
     loss_curves,
-    patterns,
     state_and_memory,
 )
 from analysis.plotting.sketches import cells
@@ -57,20 +55,6 @@ def by_hand(points, x):
     raise AssertionError(x)
 
 
-def test_flops_are_tokens_times_the_flops_of_a_token(tmp_path, write_run):
-    write_run(tmp_path / "exp")
-    write_run(tmp_path / "exp", name="wide", flops_per_token={"forward": 2e6, "training": 7e6}, option=1)
-    results = load_results(tmp_path / "exp")
-    table = loss_curves.table(results, against="flops")
-    whole, zoom = loss_curves.draw(table, against="flops").axes
-    for label, flops in (("transformer", 4.2e6), ("wide", 7e6)):
-        expected = [step * 1024 * flops for step in range(50, 301, 50)]
-        np.testing.assert_allclose(line(zoom, label).get_xdata(), expected)
-    assert zoom.get_xlabel() == "training compute (FLOPs)"
-    assert zoom.get_xlim()[0] == pytest.approx(2 / 3 * 300 * 1024 * 4.2e6, rel=0.05)
-    assert len(line(whole, "wide").get_ydata()) == 6
-
-
 def test_time_is_interpolated_inside_a_run_and_between_seeds(tmp_path, write_run):
     slow, fast = (
         write_run(tmp_path / "exp", seed=seed, seconds=40.0 / (1 + seed), steps=40) for seed in (0, 1)
@@ -91,38 +75,6 @@ def test_time_is_interpolated_inside_a_run_and_between_seeds(tmp_path, write_run
         drawn.get_ydata(), [(by_hand(first, x) + by_hand(second, x)) / 2 for x in times]
     )
     assert "Example CPU, 1 thread(s)" in loss_curves.caption(table, against="seconds")
-
-
-def sweep(place, write_run, losses, **changes):
-    """Runs at each rate: {rate: losses by seed}."""
-    for rate, values in losses.items():
-        for seed, loss in enumerate(values):
-            write_run(place, seed=seed, loss=loss, recipe={"lr": rate, "lr_min": rate / 10}, **changes)
-
-
-def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
-    losses = {1e-4: (4.0, 4.2), 1e-3: (3.0, 3.3), 1e-2: (3.4, 3.5)}
-    sweep(tmp_path / "exp", write_run, losses)
-    sweep(tmp_path / "exp", write_run, {1e-4: (4.4,), 1e-2: (3.9,)}, name="other", option=1)
-    write_run(tmp_path / "exp", name="alone", option=2)
-    table = learning_rates.table(load_results(tmp_path / "exp"))
-    (axes,) = learning_rates.draw(table).axes
-    drawn = line(axes, "transformer")
-    np.testing.assert_allclose(drawn.get_xdata(), list(losses))
-    np.testing.assert_allclose(drawn.get_ydata(), [4.08, 3.13, 3.43])  # of the validation split
-    rings = {
-        (ring.get_xdata()[0], round(ring.get_ydata()[0], 6))
-        for ring in axes.get_lines()
-        if "_best" in ring.get_label()
-    }
-    assert rings == {(1e-3, 3.13), (1e-2, 3.88)}
-    assert axes.get_xscale() == "log"
-    corners = axes.collections[0].get_paths()[0].vertices
-    assert {(1e-4, 3.98), (1e-4, 4.18), (1e-2, 3.38)} <= {tuple(np.round(corner, 9)) for corner in corners}
-    text = learning_rates.caption(table)
-    assert "The highest rate tried is best for other:" in text
-    assert "transformer 0.001 (3.1" in text
-    assert "alone" not in set(table["model"])
 
 
 def test_other_figures_show_the_rate_of_the_lowest_validation_loss_not_test_loss(tmp_path, write_run):
@@ -255,29 +207,6 @@ def test_states_and_where_they_cross_the_dense_one(tmp_path, write_run):
     assert "constant from about 4,000 tokens on" in text
     assert "all three lengths: small;" in text
     assert "never less: large." in text
-
-
-def test_a_pattern_shows_the_cells_of_its_table(tmp_path, write_run):
-    write_run(tmp_path / "exp", blocks=BLOCKS)
-    table = patterns.table(load_results(tmp_path / "exp"))
-    assert list(table["letter"].unique()) == ["F", "S"]
-    figure = patterns.draw(table)
-    full, lines = (axes for axes in figure.axes if axes.collections)
-    reach = dict.fromkeys("FS", 0)
-    for axes, letter in ((full, "F"), (lines, "S")):
-        rows = table[table["letter"] == letter]
-        assert len(rows) == 16 * 17 / 2
-        (collection,) = axes.collections
-        grey = [tuple(np.round(face[:3], 3)) == (0.851, 0.863, 0.882) for face in collection.get_facecolors()]
-        assert grey == list(rows["strength"] == 0)
-        reach[letter] = len(rows) - sum(grey)
-    assert reach["F"] == 136
-    assert 16 < reach["S"] < 70
-    assert {"router", "softmax over s ≤ t"} <= {
-        text.get_text() for axes in figure.axes for text in axes.texts
-    }
-    assert "not measured" in patterns.caption(table)
-    assert "Seed 0. Trained on pydocs." in patterns.caption(table)
 
 
 def reachable(mask):

@@ -143,29 +143,3 @@ def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     write_table(run, "measures", [{**row, "split": "test", "count": 283_287} for row in rows])
     said = load_balance.caption(load_balance.table(load_results(tmp_path / "exp")))
     assert "First and further choices count alike, on the test split: 283,287 choices a head." in said
-
-
-@pytest.mark.slow
-def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):
-    """Balanced is one for every router: between two memories, four experts, or both in one model."""
-    routers = {("mom", "mixer"): [0.5, 0.5], ("moe", "channel"): [0.25] * 4}
-    for name, blocks in (("both", ("mom", "moe")), ("memories", ("mom",))):
-        run = write_run(tmp_path / "exp", name, option=name, blocks=ROUTERS)
-        rows = [
-            measure("load", share, layer=0, head=0, block=block, part=part, axis="expert", start=e, end=e + 1)
-            for (block, part), shares in routers.items()
-            if block in blocks
-            for e, share in enumerate(shares)
-        ]
-        rows += [
-            measure("imbalance", 1.0, layer=0, head=0, block=b, part=p) for b, p in routers if b in blocks
-        ]
-        write_table(run, "measures", rows)
-    table = load_balance.table(load_results(tmp_path / "exp"))
-    loads = table[table["measure"] == "load"]
-    assert len(loads) == 8
-    assert set(loads["value"]) == {1.0}
-    assert loads.groupby("series")["place"].max().to_dict() == {"both, moe": 4, "both, mom": 2, "memories": 2}
-    said = load_balance.caption(table)
-    for part in ("both, moe: 4 experts", "both, mom: 2 memories", "memories: 2 memories"):
-        assert part in said

@@ -11,7 +11,7 @@ from support.task_runs import write_task_run
 from analysis import load_results
 from analysis.figures import learning_rates
 from analysis.loading import tables
-from analysis.loading.probes import best_rates, with_selection
+from analysis.loading.probes import best_rates
 
 
 @pytest.fixture
@@ -89,19 +89,6 @@ def test_a_recorded_selection_counts_the_rates_that_were_tried_on_the_task(tmp_p
     pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(tmp_path / "exp" / tables.FILE, index=False)
     best = best_rates(load_results(tmp_path / "exp"))
     assert dict(zip(best["data"], best["rates"], strict=True)) == {"mqar": 2, "parity": 3}
-
-
-def test_a_selection_by_several_seeds_counts_its_rates_once_and_its_seeds_in_each_study(tmp_path, write_run):
-    """Two studies of a model with one name: one of them chose by a seed, the other by three."""
-    for place, seeds in (("one", 1), ("three", 3)):
-        run = write_run(tmp_path / place, option=place)
-        chosen = {"model": "kda", "lr": 3e-3, "chosen": True, "confirmed_by": run.name}
-        rows = [{**chosen, "seed": seed, "run": f"{place}{seed}"} for seed in range(seeds)]
-        rows.append({"model": "kda", "lr": 1e-3, "seed": 0, "chosen": False, "run": f"{place}9"})
-        pd.DataFrame(rows, columns=tables.COLUMNS).to_csv(tmp_path / place / tables.FILE, index=False)
-    found = with_selection(load_results(tmp_path)).set_index("experiment")
-    assert found["selected_by_seeds"].to_dict() == {"one": 1, "three": 3}
-    assert found["selected_among"].to_dict() == {"one": 2, "three": 2}
 
 
 @pytest.mark.slow

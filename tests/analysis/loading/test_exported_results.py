@@ -7,7 +7,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from analysis import ResultsError, load_results
+from analysis import load_results
 from analysis.loading.results import TABLES
 
 PLACE = {"layer": 0, "part": "mixer", "block": "attention", "head": 1}
@@ -78,27 +78,3 @@ def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run)
     assert sorted(measures) == sorted([9.0, value, 7.5])
     listed = load_results([tmp_path / "results" / "stored", kept])
     assert len(listed.runs) == 3
-
-
-@pytest.mark.slow
-def test_broken_and_foreign_parquet_is_reported(three, tmp_path):
-    out = tmp_path / "out"
-    load_results(three).to_parquet(out)
-    (out / "samples.parquet").write_bytes(b"PAR1 but no more")
-    pd.DataFrame({"experiment": ["exp"], "run": ["x"], "step": [1.5]}).to_parquet(out / "measures.parquet")
-    (out / "metrics.parquet").unlink()
-    results = load_results(out)
-    assert len(results.runs) == 3
-    assert results.metrics.empty
-    assert results.table("measures").empty
-    assert results.table("samples").empty
-    said = "\n".join(results.problems)
-    for file in ("metrics", "measures", "samples"):
-        assert f"{file}.parquet cannot be read" in said
-    assert len(results.problems) == 3
-    (out / "runs.parquet").write_bytes(b"")
-    with pytest.raises(ResultsError, match=r"broken: runs.parquet cannot be read"):
-        load_results(out)
-    pd.DataFrame({"a": [1]}).to_parquet(out / "runs.parquet")
-    with pytest.raises(ResultsError, match=r"runs.parquet has no column experiment"):
-        load_results(out)

@@ -61,17 +61,6 @@ def test_a_row_holds_what_the_summary_says(tmp_path, write_run):
     assert bool(row["dirty"]) is False
 
 
-def test_metrics_carry_their_run_and_keep_empty_cells_empty(tmp_path, write_run):
-    write_run(tmp_path / "exp", seed=7)
-    metrics = load_results(tmp_path / "exp").metrics
-    assert (len(metrics), set(metrics["seed"]), set(metrics["experiment"])) == (18, {7}, {"exp"})
-    validation = metrics[metrics["split"] == "validation"]
-    assert list(validation["step"]) == [50, 100, 150, 200, 250, 300]
-    assert validation["lr"].isna().all()
-    assert validation["aux_loss"].isna().all()
-    assert metrics.loc[metrics["split"] == "train", "aux:load_balance"].eq(0.01).all()
-
-
 @pytest.mark.slow
 def test_one_run_one_experiment_all_of_them_and_lists(tmp_path, write_run):
     first = write_run(tmp_path / "results" / "a", seed=0)
@@ -162,14 +151,6 @@ def test_missing_empty_and_torn_metrics_are_problems_not_crashes(tmp_path, write
     assert any("no column step, tokens" in problem for problem in results.problems)
 
 
-def test_labels_tell_settings_of_one_name_apart_but_not_seeds(tmp_path, write_run):
-    for seed in (0, 1):
-        write_run(tmp_path / "lr", seed=seed)
-        write_run(tmp_path / "lr", seed=seed, recipe={"lr": 0.001})
-    labels = load_results(tmp_path / "lr").runs["label"]
-    assert labels.value_counts().to_dict() == {"transformer (lr=0.003)": 2, "transformer (lr=0.001)": 2}
-
-
 def test_a_key_that_differs_is_a_column_and_names_the_run(tmp_path, write_run):
     for beta2 in (0.95, 0.99):
         for bias in (True, None):
@@ -199,29 +180,6 @@ def test_a_key_that_some_runs_lack_tells_them_apart_where_they_have_its_node(tmp
     results = load_results(tmp_path / "exp")
     assert set(results.runs["label"]) == {"transformer", "transformer (optim.later=2)", "kda"}
     assert "model.mixers.kda.kernel_size" not in results.runs
-
-
-def test_a_label_says_the_depth_and_not_all_letters_of_a_repeated_pattern(tmp_path, write_run):
-    for depth in (2, 32):
-        write_run(tmp_path / "deep", model={"depth": depth, "pattern": "F" * depth})
-    labels = load_results(tmp_path / "deep").runs["label"]
-    assert sorted(labels) == ["transformer (depth=2)", "transformer (depth=32)"]
-    write_run(tmp_path / "deep", model={"depth": 2, "pattern": "FS"})
-    assert "transformer (pattern=FS, depth=2)" in set(load_results(tmp_path / "deep").runs["label"])
-
-
-def test_errors_say_what_to_do(tmp_path, write_run):
-    with pytest.raises(ResultsError, match="does not exist; give the folder of a run"):
-        load_results(tmp_path / "nope")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResultsError, match="is a file"):
-        load_results(tmp_path / "file")
-    folder = write_run(tmp_path / "exp")
-    (folder / "summary.json").rename(folder / "gone")
-    with pytest.raises(ResultsError, match=r"no complete run in .*\n  exp/.*incomplete.* after step 300"):
-        load_results(tmp_path / "exp")
-    with pytest.raises(ResultsError, match="an empty list"):
-        load_results([])
 
 
 def test_names_that_do_not_exist_are_refused_with_what_was_meant(tmp_path, write_run):

@@ -246,13 +246,6 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
         publish(load_results(probed_runs), tmp_path / "published", ASKED)
 
 
-def write_scores(experiment) -> str:
-    """Give one run its scores by document; returns the run."""
-    run = min(experiment.iterdir())
-    (run / "documents.csv").write_text("split,document,tokens,nats\ntest,0,10,1.5\n")
-    return run.name
-
-
 @pytest.mark.slow
 def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
@@ -325,21 +318,3 @@ def test_sections_that_runs_share_stand_once_and_are_read_back(tmp_path):
     old = {run: {"seed": config["seed"]} for run, config in configs.items()}
     (tmp_path / publishing.IDENTITIES).write_text(json.dumps(old))  # as it was before sections were shared
     assert publishing.read_configurations(tmp_path)[1] == old
-
-
-def test_what_a_study_says_of_its_models_takes_the_choice_of_the_test_text_into_account(
-    tmp_path, probed_runs, monkeypatch
-):
-    """By the scores of documents, where there are any."""
-    seen = []
-
-    def answers(families, documents):
-        seen.append(documents)
-        return []
-
-    run = write_scores(probed_runs)
-    monkeypatch.setattr(publishing, "answers", answers)
-    publish(load_results(probed_runs), tmp_path / "published", ASKED)
-    (documents,) = seen
-    assert documents["run"].tolist() == [run]
-    assert documents["nats"].tolist() == [1.5]

@@ -36,29 +36,6 @@ def shown(fields, frame) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_one_row_a_run(frames):
-    _, runs = frames
-    said = shown(RUNS, runs)
-    assert said == {
-        "name": "transformer",
-        "seed": "0",
-        "run": runs["run"].iloc[0],
-        "validation loss": "2.5000",
-        "test loss": "3.0000",
-        "test ppl": f"{math.exp(3.0):.2f}",
-        "best step": "200",
-        "steps": "300",
-        "stopped": "finished",
-        "tokens": "307k",
-        "time": "4 min 05 s",
-        "tokens/s": "7.40k",
-        "peak memory": "300 MiB",
-        "commit": "0123456789",
-        "finished": "2026-11-21 02:00",
-    }
-
-
-@pytest.mark.slow
 def test_one_row_a_model(frames):
     table, _ = frames
     said = shown(COMPARISON, table)

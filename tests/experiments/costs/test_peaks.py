@@ -127,3 +127,19 @@ def test_a_summary_says_what_ran_beside_it(finished: Lab):
 def test_instructions_that_the_environment_takes_away_are_part_of_the_machine(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert machine.capability().endswith(", MKL_CBWR=COMPATIBLE")
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+    ],
+)
+def test_of_a_gpu_that_is_known_the_peak_is_that_of_its_data_sheet(monkeypatch, tmp_path, name, teraflops):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    found = peak_flops.peak(torch.device("cuda"), tmp_path, above=1e18)
+    assert found.flops == pytest.approx(teraflops * 1e12, rel=2e-3)
+    assert "data sheet" in found.source

@@ -277,3 +277,17 @@ def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
     finally:
         process.kill()
         process.stdout.close()
+
+
+def test_jobs_are_those_that_squeue_lists_until_it_answers_otherwise(monkeypatch):
+    """And the end of one that is gone is what scontrol tells."""
+    answers = {"squeue": "7|RUNNING\n8|PENDING\nwarning\n", "scontrol": "JobId=7 JobState=NODE_FAIL Reason=x"}
+    monkeypatch.setattr(slurm_page, "_output_of", lambda command, *_: answers.get(command))
+    queue = slurm_page.SlurmQueue()
+    queue.refresh()
+    answers.pop("squeue")
+    queue.refresh()
+    assert [queue.state(job, None) for job in "789"] == ["RUNNING", "PENDING", None]
+    assert queue.end("7") == "NODE_FAIL"
+    with pytest.raises(UserError, match="squeue does not answer"):
+        slurm_page.SlurmQueue().refresh()

@@ -74,18 +74,6 @@ def test_twelve_jobs_some_killed_at_their_limit_or_left_end_as_if_nobody_had_dis
 
 
 @pytest.mark.long
-def test_a_sweep_of_processes_and_one_of_jobs_compute_each_cell_once(lab: Lab):
-    command = ["--multirun", *CELL, "seed=0,1,2", "sweep.workers=1"]
-    both = [lab.start(*command, *LOCAL), lab.start(*command)]
-    outcomes = [process.wait() for process in both]
-    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
-    for folder in lab.run_folders():
-        assert steps_of(folder) == list(range(1, 1201)), folder
-    assert len(lab.run_folders()) == 3
-    assert not list(lab.results.rglob("*.claim")), "a claim was left"
-
-
-@pytest.mark.long
 def test_a_cell_whose_job_is_cancelled_goes_on_later_and_one_that_diverges_is_told(lab: Lab):
     command = ["--multirun", *CELL, "seed=0", "optim.lr=3e-3,1e30", *LOCAL]
     first = lab.start(*command)
@@ -122,21 +110,6 @@ def test_a_job_that_has_ended_but_is_still_in_the_queue_keeps_no_cell_from_being
     outcome_path(record_path(planned)).write_text(json.dumps(outcome), encoding="utf-8")
     jobs.submit(planned)
     assert len(submitted) == 2
-
-
-@pytest.mark.long
-def test_a_cell_that_is_cancelled_beside_a_waiting_sweep_is_not_trained_again(lab: Lab):
-    words = ["--multirun", *CELL, "seed=0", *LOCAL]
-    sweep = lab.start(*words)
-    wait_until(lambda: bool(under_way(lab)), sweep)
-    cancelled = lab.run(*words, "sweep.action=cancel")
-    assert cancelled.status == 0, cancelled
-    assert "1 cells cancelled" in cancelled.out
-    outcome = sweep.wait(60)
-    assert outcome.status == 1, outcome
-    assert "cancelled" in outcome.out + outcome.err
-    assert not (lab.run_folder() / "summary.json").exists()
-    assert not processes("submitit", str(lab.results))
 
 
 @pytest.mark.parametrize(("how", "lost"), [("CANCELLED", False), ("NODE_FAIL", True), ("", True)])

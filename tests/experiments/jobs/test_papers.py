@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from support.pretended_study import pretended
 from support.program import Lab
 
-from analysis.evidence.headlines import Headline, known_headlines
-from analysis.evidence.ledger.rules import Check
 from experiments.compare.length_generalization import longer_tasks
-from experiments.compare.select import Selection, named_models, start
-from experiments.compare.time_estimate import core_seconds
-from experiments.configuration.compose import headlines, label
+from experiments.compare.select import named_models
+from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
 from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig
 from experiments.jobs import compare, papers
-from experiments.planning.plan import apply_match
-from zoo.cost import parameters_non_embedding
 from zoo.errors import UserError
-from zoo.model import letters_of, on_meta
+from zoo.model import letters_of
 
 TINY = ["headline=parity", "model.depth=1", "model.d_model=16", "trainer.max_steps=8", "trainer.val_every=2"]
 
@@ -38,33 +31,6 @@ def config() -> Config:
 
 def with_entries(config: Config, *entries: str) -> Config:
     return replace(config, compare=replace(config.compare, models=list(entries)))
-
-
-@pytest.mark.long
-def test_every_headline_composes_and_its_models_build_with_equal_parameters(lab: Lab):
-    lab.arguments = lambda *words: list(words)
-    configs = {config.name: config for config in lab.compose("--multirun", "+experiment=papers")}
-    assert sorted(configs) == [f"papers_{name}" for name in headlines()]
-    assert {"papers_parity", "papers_recall", "papers_path_tracking", "papers_needle"} <= set(configs)
-    for config in configs.values():
-        assert (config.job, config.match, config.compare.seeds) == ("papers", "params", 3)
-        longer_tasks(config)
-        made = [on_meta(apply_match(one).model, vocab_size=8, seq_len=16) for one in named_models(config)]
-        sizes = [parameters_non_embedding(model) for model in made]
-        assert len(sizes) > 1
-        assert max(sizes) <= 1.02 * min(sizes), config.name  # each within 1 % of the transformer's
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("headline", known_headlines(), ids=lambda one: f"{one.number}-{one.config}")
-def test_a_headline_is_judged_by_models_that_its_configuration_trains(lab: Lab, headline: Headline):
-    """Raises Missing where it asks for a model, or for a length, that is not there."""
-    lab.arguments = lambda *words: list(words)
-    (config,) = lab.compose("+experiment=papers", f"headline={headline.config}")
-    names = [label(made, letters_of(made.model)) for made in named_models(config)]
-    study = pretended(names, [TaskSet(one).task.seq_len for one in longer_tasks(config)])
-    parts = list(headline.judge(SimpleNamespace(study=lambda experiment, command: study)))
-    assert len([part for part in parts if isinstance(part, Check)]) >= 3
 
 
 def test_models_are_named_with_options_of_their_own_a_model_for_each_value(config: Config):
@@ -125,17 +91,6 @@ def test_longer_sequences_are_the_task_with_another_option(config: Config):
         longer_tasks(text)
 
 
-def test_the_cost_counts_whole_runs_and_quarters(lab: Lab, monkeypatch):
-    """Three rates, halved: two whole runs and a quarter, and three that confirm; two rates more at either end."""
-    lab.arguments = lambda *words: list(words)
-    (config,) = lab.compose("+experiment=papers", "headline=parity", "trainer.max_steps=100")
-    monkeypatch.setattr("experiments.compare.time_estimate.step_seconds", lambda config: 2.0)
-    selections: list[Selection] = start(named_models(config))
-    least, most = core_seconds(selections)
-    assert least == pytest.approx(2 * 100 * 2.0 * (2 + 1 / 4 + 3))
-    assert most == pytest.approx(2 * 100 * 2.0 * (4 + 3 / 4 + 3))
-
-
 @pytest.mark.slow
 def test_costs_are_said_and_nothing_is_trained_where_dry(lab: Lab):
     lab.arguments = lambda *words: [*words, f"results={lab.results}"]
@@ -154,12 +109,6 @@ def test_headlines_keep_their_experiments_apart(lab: Lab):
     config.compare.models = []
     with pytest.raises(UserError, match="headline=NAME"):
         papers.run(config)
-
-
-def test_one_headline_without_models_is_refused_before_the_others_are_looked_at(config: Config, monkeypatch):
-    monkeypatch.setattr(papers, "_cost", None)
-    with pytest.raises(UserError, match="headline=NAME"):
-        papers.run_sweep([replace(with_entries(config, "transformer"), name="named"), config])
 
 
 def test_every_headline_is_compared_by_itself(config: Config, monkeypatch):

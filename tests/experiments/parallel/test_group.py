@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiments.parallel import group, replicated
+from zoo.errors import UserError
 
 PROCESSES = 6
 
@@ -171,3 +172,12 @@ def test_replicas_stand_on_their_device_and_sum_in_a_fixed_order_without_touchin
     assert isinstance(replicated.replicate(model, "compiled", torch.device(device)), Replicas)
     options = {"device_ids": devices, "find_unused_parameters": True, "broadcast_buffers": False}
     assert asked == [torch.device(device), ("compiled", options), (None, replicated.sum_bucket)]
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    group.check_devices("cuda", 2)
+    group.check_devices("cpu", 9)
+    with pytest.raises(UserError, match=r"trainer\.devices=3, but PyTorch sees 2 CUDA device\(s\) here"):
+        group.check_devices("auto", 3)

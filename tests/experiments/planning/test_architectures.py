@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-
-import numpy as np
 import pytest
 import yaml
 from support.program import Lab
 
 from experiments.configuration.compose import architectures, differences_from_preset, presets_to_compare
-from experiments.data.corpus import unigram_entropy
 from experiments.planning.plan import plan
-from experiments.system.paths import CONF
 from zoo import ModelConfig
 from zoo.model import letters_of, on_meta
 
@@ -104,28 +98,3 @@ def test_costs_of_what_cannot_be_are_refused(lab: Lab, words: list[str], message
     outcome = lab.here("job=cost", *words)
     assert outcome.status == 2
     assert message in outcome.err
-
-
-def test_unigram_entropy_is_that_of_the_counts():
-    tokens = np.array([3, 3, 1, 0], dtype=np.uint16)
-    assert unigram_entropy(tokens, 9) == pytest.approx(1.5 * math.log(2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset",
-    [
-        pytest.param(x, marks=[] if x in ("kda", "nsa", "orthgsa") else pytest.mark.long)
-        for x in sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-    ],
-)
-def test_every_preset_trains_and_generates_from_its_checkpoint(lab: Lab, preset: str):
-    model = [f"model={preset}", "model.depth=4", "trainer.max_steps=6", "trainer.val_every=3"]
-    trained = lab.here(*model)
-    assert trained.status == 0, trained.err
-    written = lab.here("job=generate", f"run={lab.run_folder()}", "generate.tokens=12", "generate.prompt=The")
-    assert written.status == 0, written.err
-    assert written.out.startswith("The")
-    speeds = written.out.rpartition("12 tokens after a prompt of 4: ")[2]
-    times = re.fullmatch(r"first token after (\S+) s .*, then (\S+) ms a token \(\S+ tokens/s\)\n", speeds)
-    assert min(map(float, times.groups())) > 0

@@ -118,44 +118,6 @@ def test_a_changed_default_changes_the_name(with_options):
     assert identity(identity_keys.Config()) != before
 
 
-@pytest.mark.parametrize(
-    ("node", "key", "value"),
-    [
-        ("trainer", "val_tokens", 4096),
-        ("trainer", "val_tokens", None),
-        ("trainer", "val_every", 7),
-        ("trainer", "precision", "bf16"),
-        ("trainer", "max_steps", 299),
-        ("trainer", "accumulate", 2),
-        ("trainer", "patience", 3),
-        ("optim", "lr", 1e-4),
-        ("optim", "lr_min", 1e-5),
-        ("optim", "warmup_steps", 31),
-        ("optim", "weight_decay", 0.0),
-        ("optim", "clip", 2.0),
-        ("optim", "beta1", 0.8),
-        ("optim", "beta2", 0.99),
-        ("optim", "eps", 1e-7),
-        ("data", "pack", "document"),
-        ("data", "seq_len", 64),
-        ("data", "batch_size", 4),
-        ("evaluate", "stride", 64),
-        ("evaluate", "windows", 3),
-    ],
-)
-def test_every_part_of_the_recipe_is_in_the_name(node, key, value):
-    plain, changed = Config(), Config()
-    assert getattr(getattr(plain, node), key) != value
-    setattr(getattr(changed, node), key, value)
-    assert identity(changed) != identity(plain)
-
-
-def test_what_is_scored_is_not_in_the_name():
-    asked = Config()
-    asked.evaluate.splits = ["test"]
-    assert identity(asked) == identity(Config())
-
-
 def test_folders_that_were_named_with_their_splits_are_found_again(tmp_path):
     config = Config(results=str(tmp_path))
     new = plan(config)
@@ -195,11 +157,6 @@ def test_whether_answers_vary_is_told_by_a_few_sequences(name):
     task_set = TaskSet(DataConfig(name=name))
     counts = (task_set.held_out("validation").targets != IGNORE).sum(1)
     assert task_set.answers_vary == (len(set(counts)) > 1)
-
-
-def test_seed_and_text_are_in_the_name():
-    assert identity(Config(seed=1)) != identity(Config())
-    assert run_name(identify(Config(), "G", "a text")) != run_name(identify(Config(), "G", "another"))
 
 
 def test_a_recorded_configuration_is_read_as_it_was_meant(with_options):

@@ -151,23 +151,3 @@ def test_a_complete_run_names_where_and_how_it_was_made(
     found = said(capsys, asked)
     assert told in found
     assert bool(found) == bool(told)
-
-
-@pytest.mark.slow
-def test_runs_that_differ_alike_are_told_in_one_line_and_others_not_at_all(
-    complete: Callable[..., Plan], tmp_path: Path, capsys
-):
-    made = [complete(tiny_config(seed=seed)) for seed in range(3)]
-    slow = [dataclasses.replace(plan, config=changed(plan.config, trainer__threads=4)) for plan in made]
-    new = planned_at(tmp_path, tiny_config(seed=4, trainer__threads=4))
-    found = said(capsys, *slow, new)
-    assert found.count("\n") == 1
-    assert f"{made[0].folder.path} and 2 more" in found
-    for text in (
-        "",
-        "[",
-        "trainer: 3",
-        "a: &a [*a]\n" + "b: {" * 5000,
-    ):  # no run that can be read says anything
-        (made[0].folder.path / "config.yaml").write_text(text)
-        assert said(capsys, slow[0]) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -119,34 +118,6 @@ def corpus(lab: Lab, config):
     return data.prepare(config.data, progress=False)
 
 
-def test_a_sentence_of_ones_own_is_recorded_and_a_long_one_says_how_long_it_may_be(lab: Lab, runs: Path):
-    folder = lab.run_folder()
-    outcome = probe(lab, f"run={folder}", "probe.sentence=The quick brown fox", "probe.prompts=[]")
-    assert outcome.status == 0, outcome.err
-    rows = load_results(runs).table("sentence")
-    assert set(rows["given"]) == {"The quick brown fox"}
-    assert "".join(rows["text"][1:]) == "The quick brown fox"
-    before = contents(folder)
-    outcome = probe(lab, f"run={folder}", f"probe.sentence={'word ' * 40}")
-    assert outcome.status == 1
-    assert "this model was trained on 32 at a time" in outcome.out
-    assert contents(folder) == before, "the tables are those of the last sentence that could be read"
-
-
-def test_samples_are_what_generate_writes(lab: Lab, runs: Path):
-    folder = lab.run_folder()
-    words = ["probe.prompts=[alpha ,beta]", "probe.sample_seed=5", "probe.temperature=0.7", "probe.top_k=20"]
-    assert probe(lab, f"run={folder}", "probe.tokens=12", *words).status == 0
-    rows = load_results(runs).table("samples")
-    assert list(rows["prompt"]) == ["alpha", "beta"]
-    options = ["generate.tokens=12", "generate.temperature=0.7", "generate.top_k=20", "seed=5"]
-    for prompt, text in zip(rows["prompt"], rows["text"], strict=True):
-        told = lab.here("job=generate", f"run={folder}", f"generate.prompt={prompt}", *options)
-        # That job waits with a character until it is whole.
-        assert told.out.rpartition("\n\n")[0] == prompt + text.rstrip("\ufffd")
-    assert (rows["tokens_per_second"] > 0).all()
-
-
 def test_other_folders_are_named_and_a_damaged_run_fails_alone(lab: Lab, runs: Path):
     whole = lab.run_folder()
     damaged, torn, stopped, failed, photos = (
@@ -229,14 +200,3 @@ def test_mistakes_are_refused_before_any_work(lab: Lab, words: list[str], says: 
     assert says in outcome.err
     assert outcome.err.count("\n") == 1
     assert lab.left_behind() == []
-
-
-@pytest.mark.long
-def test_several_workers_probe_what_one_does(lab: Lab, runs: Path):
-    shutil.copytree(lab.run_folder(), runs / "copy")
-    outcome = lab.run("job=probe", f"runs={runs}", "sweep.workers=2", *QUICK)
-    assert outcome.status == 0, outcome.err
-    assert "[2/2]" in outcome.out
-    assert os.listdir(lab.cwd) == []
-    one, two = ((folder / "probes" / "measures.parquet").read_bytes() for folder in lab.run_folders())
-    assert one == two

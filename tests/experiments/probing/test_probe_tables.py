@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -25,15 +23,12 @@ from experiments.data.tokenizers import TOKENIZERS
 from experiments.probing import per_token, probe_run
 from experiments.probing.held_out import (
     average_rows,
-    document_start,
     evenly_spaced_windows,
     loss_by_position,
-    position_buckets,
 )
 from experiments.probing.per_token import answer_attention
 from experiments.probing.probe_run import _make_tables
 from experiments.runs import LoadedRun
-from zoo.errors import UserError
 from zoo.probes import Row, all_measures
 
 VOCAB, EXPERTS = 11, 3
@@ -128,22 +123,6 @@ def test_alternatives_are_the_other_choices_by_probability():
     assert rows == expected
 
 
-def test_hypergraph_has_one_choice_and_five_alternatives():
-    model = zoo.LanguageModel(
-        zoo.ModelConfig(pattern="S", depth=1, d_model=8, n_heads=2), vocab_size=VOCAB, seq_len=16
-    )
-    tokens = torch.arange(9)[None]
-    first, others = per_token.routes_of(model, tokens), per_token.alternatives(model, tokens)
-    assert (len(first), len(others)) == (2 * 9, 2 * 9 * 5)
-    for head, position in itertools.product((0, 1), range(9)):
-        mine = sorted(row[5:] for row in first + others if row[3:5] == (head, position))
-        assert [rank for rank, *_ in mine] == list(range(6))
-        assert {choice for _, choice, _ in mine} == set(range(6))
-        probabilities = [probability for *_, probability in mine]
-        assert probabilities == sorted(probabilities, reverse=True)
-        assert sum(probabilities) == pytest.approx(1)
-
-
 def test_assignments_count_first_choices_over_all_batches():
     windows = torch.randint(VOCAB, (5, 7), generator=torch.Generator().manual_seed(1))
     batches = [*windows.split(2), torch.tensor([[3, 3, 4]])]
@@ -232,22 +211,6 @@ def test_loads_are_of_every_token_of_the_split_that_is_asked_for(monkeypatch, tm
     assert {row[-1] for row in tables["measures"] if row[8] == "loss"} == {"validation"}
 
 
-def test_a_given_sentence_is_read_after_the_separator_and_named(monkeypatch, tmp_path):
-    tables, _, run = tables_of_random_text(
-        monkeypatch, tmp_path, {"validation": 100}, sentence="The lazy dog"
-    )
-    ids = [run.tokenizer.bos_id, *run.tokenizer.encode("The lazy dog")]
-    assert [row[1] for row in tables["sentence"]] == ids
-    assert {row[3] for row in tables["sentence"]} == {"The lazy dog"}
-    assert tables["routes"] == per_token.routes_of(run.model, torch.tensor([ids]))
-    held_out, splits, _ = tables_of_random_text(monkeypatch, tmp_path, {"validation": 100})
-    assert {row[3] for row in held_out["sentence"]} == {None}
-    assert [row[1] for row in held_out["sentence"]] == splits["validation"].tokens[:4].tolist()
-    with pytest.raises(UserError, match=r"has 16 tokens.* trained on 16 at a time.* shorten it to 15 tokens"):
-        tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 16)
-    tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 15)
-
-
 def test_an_answer_that_comes_after_its_question_was_not_seen():
     """Token 3 is asked for at place 1, before it comes, and at place 3, after: one question, one place of four."""
     config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
@@ -306,10 +269,6 @@ def test_buckets_that_do_not_tile_leave_a_rest_out():
     assert counts == {(0, 16): 96, (16, 20): 120, (20, 40): 120, (40, 80): 120, (80, 100): 60}
 
 
-def test_position_buckets_of_a_short_text_end_with_it():
-    assert position_buckets(128, 40) == [(0, 16), (16, 32), (32, 40)]
-
-
 def test_windows_are_spread_over_the_split():
     split = Split(np.arange(103, dtype=np.uint16), 0, 0, 0)
     tokens, targets = evenly_spaced_windows(split, 3, 10)
@@ -320,14 +279,6 @@ def test_windows_are_spread_over_the_split():
     shorter = Split(split.tokens[:30], 0, 0, 0)
     assert len(evenly_spaced_windows(shorter, 500, 10)[0]) == 2, "after the last token nothing is predicted"
     assert evenly_spaced_windows(split, 4, 1000)[0].shape == (1, 102)
-
-
-def test_the_sentence_starts_a_document():
-    tokens = np.array([0, 5, 6, 0, 7, 8, 9, 0, 1, 2, 3, 4], dtype=np.uint16)
-    split = Split(tokens, 0, 0, 3)
-    assert document_start(split, 0, 4).tolist() == [[0, 7, 8, 9]]
-    assert document_start(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
-    assert document_start(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
 
 
 def test_tables_have_the_columns_that_analysis_reads(tmp_path):
@@ -342,16 +293,6 @@ def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     path = probe_run.file(tmp_path, "measures")
     assert columns_of(path, "measures") == TABLES["measures"], "the file carries the same units and meanings"
     assert pq.read_schema(path).field("step").metadata[b"unit"] == b"steps"
-
-
-def test_tables_of_before_a_column_are_read_without_it(tmp_path):
-    probe_run.write(tmp_path, "sentence", [(0, 5, "The", "The end"), (1, 6, " end", "The end")])
-    path = probe_run.file(tmp_path, "sentence")
-    pq.write_table(pq.read_table(path).drop_columns("given"), path)
-    assert probe_run.read(tmp_path, "sentence") == [(0, 5, "The", None), (1, 6, " end", None)]
-    pq.write_table(pq.read_table(path).drop_columns("text"), path)
-    with pytest.raises(KeyError):
-        probe_run.read(tmp_path, "sentence")
 
 
 @pytest.fixture
@@ -376,26 +317,6 @@ def probed(tmp_path, monkeypatch):
 
 
 SENTENCE, ROUTE = (0, 5, "x", None), (0, "channel", "moe", 0, 0, 0, 2, 0.5)
-
-
-def test_weights_of_another_step_are_probed_again(probed, monkeypatch):
-    """A run that was trained on, or again, may have its best weights elsewhere."""
-    run = probed(sentence=[SENTENCE])
-    assert probe_run.is_probed(run, ProbeConfig())
-    monkeypatch.setattr(probe_run.runs, "find", lambda run, at: (run, 5))
-    assert not probe_run.is_probed(run, ProbeConfig())
-
-
-def test_a_run_is_probed_again_once_a_measure_was_changed(probed, monkeypatch):
-    """Of records without the hashes, as earlier versions wrote them, nothing is known."""
-    run = probed(sentence=[SENTENCE])
-    record = json.loads((run / "probes" / "probes.json").read_text())
-    assert set(record["measure_files"]) == set(probe_run.all_measures())
-    monkeypatch.setattr(probe_run, "source_hash", lambda cls: f"another {cls.__name__}")
-    assert not probe_run.is_probed(run, ProbeConfig())
-    del record["measure_files"]
-    (run / "probes" / "probes.json").write_text(json.dumps(record))
-    assert probe_run.is_probed(run, ProbeConfig())
 
 
 def test_a_table_that_a_later_pass_has_no_rows_for_goes(probed):

@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 from support.program import Lab, Outcome
 
 from experiments.runs import RunFolder
@@ -57,13 +55,6 @@ def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: P
         assert (tmp_path / "mine").is_dir(), "the place that was given here"
 
 
-@pytest.mark.parametrize("text", ["data: [", "data: 3", "[]", "data: {name: 5}", "\ud800"])
-@pytest.mark.slow
-def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
-    (guest / "config.yaml").write_bytes(text.encode(errors="surrogatepass"))
-    assert_one_line(lab.here("job=evaluate", f"run={guest}"))
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -93,16 +84,6 @@ def test_a_link_in_a_run_folder_is_refused(lab: Lab, guest: Path, tmp_path: Path
     if name == "tensorboard":
         place.unlink()
         assert lab.here().status == 0
-
-
-@pytest.mark.parametrize("name", [".lock", ".lock.claim"])
-@pytest.mark.slow
-def test_a_link_to_nothing_is_refused_too(lab: Lab, guest: Path, tmp_path: Path, name: str):
-    (guest / "summary.json").unlink()
-    (guest / name).unlink(missing_ok=True)
-    (guest / name).symlink_to(tmp_path / "made")
-    assert_one_line(lab.here(), f"{name} is a link to")
-    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.slow
@@ -158,15 +139,6 @@ def test_a_damaged_model_is_one_line(lab: Lab, guest: Path, change: dict | str):
         change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
     )
     assert_one_line(lab.here("job=generate", f"run={guest}", "generate.tokens=1"))
-
-
-@pytest.mark.slow
-def test_weights_that_are_no_numbers_write_no_text(lab: Lab, guest: Path):
-    weights = load_file(guest / "model.safetensors")
-    save_file({name: x * torch.nan for name, x in weights.items()}, guest / "model.safetensors")
-    for temperature in (0, 1):
-        outcome = lab.here("job=generate", f"run={guest}", f"generate.temperature={temperature}")
-        assert_one_line(outcome, "its weights are damaged")
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +17,9 @@ import experiments
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
-from experiments.data.scoring_text import _tokenised, read_splits
-from experiments.data.sources import Document
+from experiments.data.scoring_text import read_splits
 from experiments.data.tokenizers import train
-from experiments.runs import LoadedRun, RunFolder
+from experiments.runs import LoadedRun
 from experiments.scoring import evaluate as evaluation
 from experiments.scoring.text import score_split
 from zoo.errors import UserError
@@ -59,19 +57,6 @@ def test_another_text_is_scored_whole_with_the_runs_tokenizer(finished: Lab, oth
     (line,) = outcome.out.splitlines()
     assert line.startswith(f"text: loss {expected['loss']:.4f} nats/token")
     assert line.endswith("· other.txt · tokenizer bytes")
-
-
-def test_without_a_text_it_is_the_runs_own_also_where_its_file_has_moved(finished: Lab, tmp_path: Path):
-    folder = finished.run_folder()
-    recorded = RunFolder(folder).summary()["metrics"]["test"]
-    shutil.copy(finished.text, tmp_path / "moved.txt")
-    named = experiments.evaluate(folder, tmp_path / "moved.txt", splits=["test"])
-    with finished._inside():  # its cache
-        own = experiments.evaluate(folder, splits=["test"])
-    for found in (own, named):
-        assert found["test"]["loss"] == recorded["loss"]
-    assert own["test"]["text"] == "book.txt (test part)"
-    assert named["test"]["text"] == "moved.txt (test part)"
 
 
 @pytest.mark.slow
@@ -169,33 +154,6 @@ def test_text_that_cannot_be_scored_is_refused(finished: Lab, tmp_path: Path, co
     assert says in outcome.err
 
 
-def test_a_short_text_has_a_carried_score(finished: Lab, tmp_path: Path):
-    (tmp_path / "short.txt").write_text("short")
-    found = experiments.evaluate(finished.run_folder(), tmp_path / "short.txt", carry=True)
-    assert (found["text"]["tokens"], found["text"]["stride"]) == (5, None)
-
-
-def test_the_package_offers_nothing_else():
-    with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
-        experiments.evaluat  # noqa: B018
-    with pytest.raises(UserError, match="did you mean 'test'"):
-        experiments.evaluate("nowhere", splits=["tests"])
-
-
-def test_files_with_the_runs_content_are_its_own_text_and_no_other_data_set_is(tmp_path: Path, monkeypatch):
-    """What a data set is read from may hold the same text and yet have other splits, of another commit, say."""
-    (tmp_path / "identity.json").write_text(json.dumps({"data": {"content": "the same"}}))
-    monkeypatch.setattr("experiments.data.fingerprint", lambda _: "the same")
-    own = DataConfig(name="text", path="book.txt")
-    assert evaluation._is_own(
-        LoadedRun(None, None, tmp_path, own), dataclasses.replace(own, path="moved.txt")
-    )
-    own = DataConfig(name="wikitext103", path="folder")
-    for other in ({"revision": "another", "path": None}, {"train_path": "another"}, {"path": "another"}):
-        loaded = LoadedRun(None, None, tmp_path, own)
-        assert not evaluation._is_own(loaded, dataclasses.replace(own, **other)), other
-
-
 @pytest.mark.parametrize(("characters", "enough"), [(7, False), (8, True)])
 def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(
     tmp_path: Path, characters: int, enough: bool
@@ -210,10 +168,3 @@ def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(
     else:
         with pytest.raises(UserError, match="has 7 tokens"):
             list(evaluation._splits(loaded, text, options, None))
-
-
-@pytest.mark.parametrize("documents", [[], [Document("", 0)]])
-def test_text_of_no_bytes_is_not_scored(documents: list[Document]):
-    """Documents without words are still documents, and would be scored as separators alone."""
-    with pytest.raises(UserError, match="is empty; give one with words in it"):
-        _tokenised(iter(documents), ByteTokenizer())

@@ -72,29 +72,10 @@ def test_packed_documents_start_anew_whatever_stands_beside_them(pattern: str, b
     assert score.nats != pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-3)
 
 
-@pytest.mark.parametrize("document_bos", [None, BOS])
-@pytest.mark.parametrize("length", [1, T - 1, T, 2 * T])
-def test_texts_about_as_long_as_a_chunk(length: int, document_bos: int | None):
-    model, split = build("SF"), split_of(length)
-    score = score_carried(model, split, batch_size=3, document_bos=document_bos)
-    assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-6)
-
-
 def test_a_last_document_of_nothing_is_only_a_target():
     model, split = build("F"), split_of(5, 0)
     score = score_carried(model, split, batch_size=3, document_bos=BOS)
     assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-6)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_and_mode_are_those_of_windows(precision: str):
-    model, seen = build("KF").float().train(), []
-    model.layers[0].channel.register_forward_pre_hook(
-        lambda module, _: seen.append((module.training, torch.is_autocast_enabled("cpu")))
-    )
-    score_carried(model, split_of(30), batch_size=3, precision=precision)
-    assert set(seen) == {(False, precision == "bf16")}
-    assert model.training
 
 
 def test_a_cache_larger_than_the_memory_is_refused(monkeypatch):
@@ -113,16 +94,6 @@ def test_the_documents_of_a_batch_have_their_caches_at_the_same_time(monkeypatch
     score_carried(model, split, batch_size=1, document_bos=BOS)
     with pytest.raises(UserError, match=r"\(2 at once\)"):
         score_carried(model, split, batch_size=2, document_bos=BOS)
-
-
-def test_an_allocation_that_fails_is_one_line(monkeypatch):
-    def extend(*_, **__):
-        return torch.empty(2**60)
-
-    model = build("F")
-    monkeypatch.setattr(model, "extend", extend)
-    with pytest.raises(UserError, match=r"not enough memory \(.*batch_size"):
-        score_carried(model, split_of(30), batch_size=3)
 
 
 @pytest.mark.slow

@@ -81,21 +81,6 @@ def test_every_token_once_with_its_context(model, documents: data.Corpus, stride
     assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, stride, bos), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_the_context_matters_in_these_tests(model, documents: data.Corpus):
-    tokens, bos = documents.splits["test"].tokens, documents.tokenizer.bos_id
-    sums = [nats_by_hand(model, tokens, *how) for how in ((1,), (T // 2,), (T,), (T, bos))]
-    assert min(abs(a - b) for i, a in enumerate(sums) for b in sums[:i]) > 1e-4 * sums[0]
-
-
-@pytest.mark.parametrize("length", [2, T, T + 1, T + 2, 2 * T + 1])
-def test_splits_about_as_long_as_a_window(model, length: int):
-    tokens = np.random.default_rng(0).integers(0, 257, length).astype(np.uint16)
-    score = score_split(model, Split(tokens, 1, 1, 1), stride=5, batch_size=3)
-    assert score.tokens == length - 1
-    assert score.nats == pytest.approx(nats_by_hand(model, tokens, 5), rel=1e-5)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_scoring_evaluates_and_leaves_the_model_as_it_was(training: bool):
     """A balanced mixture of experts counts what it sees in training, and moves its routing by that."""
@@ -160,14 +145,6 @@ def test_job_evaluate_prints_the_numbers_of_the_summary(finished: Lab):
     assert re.findall(r"loss ([\d.]+)", other) != re.findall(r"loss ([\d.]+)", line)
 
 
-@pytest.mark.slow
-def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
-    checkpoint = max((finished.run_folder() / "checkpoints").glob("*.ckpt"))
-    outcome = finished.here("job=evaluate", f"run={checkpoint}", "evaluate.splits=[validation,test]")
-    assert outcome.status == 0, outcome.err
-    assert [line.partition(":")[0] for line in outcome.out.splitlines()] == ["validation", "test"]
-
-
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
@@ -205,30 +182,3 @@ def test_text_that_gives_another_tokenizer_of_as_many_entries_is_refused(tmp_pat
     assert load_corpus(run, DataConfig(path=None), progress=False).fingerprint == data.fingerprint(own)
     with pytest.raises(UserError, match=r"another tokenizer than .*/run was trained with; restore its text"):
         load_corpus(run, other, progress=False)
-
-
-@pytest.mark.slow
-def test_document_packing_trains_and_scores(lab: Lab, tmp_path: Path):
-    folder = tmp_path / "books"
-    folder.mkdir()
-    for seed in range(4):
-        write_text(folder / f"{seed}.txt", paragraphs=40, seed=seed)
-    outcome = lab.here(f"data.path={folder}", "data.pack=document", "trainer.max_steps=60", "optim.lr=1e-2")
-    assert outcome.status == 0, outcome.err
-    summary = RunFolder(lab.run_folder()).summary()
-    assert summary["data"]["pack"] == "document"
-    assert summary["metrics"]["test"]["loss"] < 3.5 < math.log(257)
-    again = lab.here("job=evaluate", f"run={lab.run_folder()}", f"data.path={folder}")
-    assert f"loss {summary['metrics']['test']['loss']:.4f} nats" in again.out
-
-
-@pytest.mark.slow
-def test_any_text_trains_and_prints_all_four_metrics(lab: Lab, tmp_path: Path):
-    text = tmp_path / "noten.txt"
-    text.write_text("Übermut tut selten gut – 数据很多。\r\n" * 200, encoding="utf-8")
-    outcome = lab.here(
-        f"data.path={text}", "data.tokenizer=bpe", "data.vocab_size=300", "trainer.max_steps=2"
-    )
-    assert outcome.status == 0, outcome.err
-    for words in ("nats/token", "perplexity", "word perplexity", "bits/byte"):
-        assert words in outcome.out

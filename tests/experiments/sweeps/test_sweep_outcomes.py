@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -60,22 +58,6 @@ def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
     assert f"FAILED: {said} ({planned.folder.path})" in out
     assert "older story" not in out
     assert failed == 1
-
-
-@pytest.mark.slow
-def test_a_worker_without_a_record_tells_its_status(planned: Plan, capsys):
-    out, failed = told(planned, 1, capsys)
-    assert f"FAILED: stopped with status 1 ({planned.folder.path})" in out
-    assert failed == 1
-
-
-@pytest.mark.slow
-def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys):
-    metrics = {"test": {"loss": 1.23456, "bits_per_byte": 2.5}}
-    Path(planned.folder.path / "summary.json").write_text(json.dumps({"metrics": metrics}))
-    out, failed = told(planned, -9, capsys)
-    assert f"[1/1] {planned.title}: done: test loss 1.2346, 2.5000 bits/byte" in out
-    assert failed == 0
 
 
 @pytest.mark.slow
@@ -138,16 +120,6 @@ def test_a_pool_has_threads_for_the_cell_that_asks_for_most(monkeypatch):
     assert [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
 
 
-def test_a_phase_without_steps_is_shown_as_any_other(monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    planned = asking(1)
-    made = Pool([planned])
-    channel = mock.Mock(poll=lambda: True, recv=lambda: ("test", 0, 0, ""))
-    made.running[planned.run] = (mock.Mock(), channel)
-    assert made.state(planned) == State("test 0/0 ", 0.0)
-
-
 class StartedHere:
     """A process that does its work in this one as soon as it is started."""
 
@@ -162,19 +134,6 @@ def test_names_of_cells_leave_out_what_all_share(lab: Lab):
     assert [p.title for p in plans] == ["transformer moe seed 0", "transformer mhc moe seed 0"]
     assert list(cell_names(plans).values()) == ["transformer seed 0", "transformer mhc seed 0"]
     assert list(cell_names(plans[:1]).values()) == [plans[0].title]
-
-
-@pytest.mark.slow
-def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
-    for enabled in (True, False):
-        planned.config.trainer.progress = enabled
-        made = Sweep(Pool([planned]), [planned])
-        made.display.update(planned, "train 1/2", 0.5)
-        made.display.end(planned, "done")
-        made.display.close()
-        said = capsys.readouterr()
-        assert f"[1/1] {planned.title}: done" in said.out
-        assert bool(said.err.strip()) == enabled
 
 
 @pytest.mark.slow

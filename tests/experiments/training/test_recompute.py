@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import weakref
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from support.program import Lab
 
-from experiments.bench.memory_traffic import saved_bytes
 from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import LoadBalance, MoEConfig
@@ -106,21 +104,6 @@ def test_experts_count_their_loads_once():
         assert all(torch.equal(a, b) for a, b in zip(found[mode], found["none"], strict=True))
 
 
-def test_gradients_can_be_taken_twice():
-    model = model_of("orthgsa")
-    model.recompute = Recompute("selective")
-    loss, parameters = loss_of(model), list(model.parameters())
-    first, second = (
-        torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True) for _ in range(2)
-    )
-    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def bytes_of(model: LanguageModel, mode: str, block: int | None = None) -> int:
-    model.recompute = Recompute(mode, block)
-    return saved_bytes(lambda: loss_of(model))
-
-
 @pytest.mark.parametrize("mode", ["full", "selective"])
 @pytest.mark.slow
 def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
@@ -139,25 +122,6 @@ def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
         assert len(alive) == 0
     finally:
         gc.enable()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("preset", ["orthgsa", "shc", "transformer"])
-def test_none_keeps_more_than_selective_and_that_more_than_full(preset):
-    model = model_of(preset, d_model=64)
-    kept = {mode: bytes_of(model, mode) for mode in MODES}
-    assert kept["none"] > kept["selective"] > kept["full"]
-    if preset != "transformer":  # four streams, and coefficients of all of them
-        assert kept["selective"] < 0.7 * kept["none"]
-
-
-@pytest.mark.slow
-def test_longer_blocks_keep_fewer_streams():
-    """Between blocks of one layer and one block of four lie the streams before three layers: n·D numbers a token."""
-    model = model_of("shc", d_model=64)
-    loss_of(model)  # makes the table of rotary frequencies, which is kept for all passes
-    saved = bytes_of(model, "selective", 1) - bytes_of(model, "selective", 4)
-    assert saved == 3 * TOKENS.numel() * 4 * 64 * 4
 
 
 def test_the_length_of_a_block():
@@ -182,15 +146,6 @@ def test_a_run_is_the_same_run_however_it_is_computed(lab: Lab, mode):
     from experiments.planning.plan import plan
 
     assert plan(other).folder.path == plan(plain).folder.path
-
-
-@pytest.mark.slow
-def test_a_run_says_how_it_was_computed(lab: Lab):
-    outcome = lab.here("model=orthgsa", "trainer.recompute=selective", "trainer.max_steps=4")
-    assert outcome.status == 0, outcome.err
-    summary = json.loads((lab.run_folder() / "summary.json").read_text())
-    assert summary["recompute"] == "selective"
-    assert summary["peak_memory_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -65,26 +65,6 @@ def test_a_run_stopped_before_its_summary_only_scores_again(lab: Lab, finished: 
     assert_same_run(unfinished, finished.run_folder())
 
 
-@pytest.mark.long
-def test_a_run_that_is_paused_again_and_again_ends_as_one_that_was_not(lab: Lab):
-    # Accumulation, noise, validations and patience on, so that everything a checkpoint carries matters.
-    recipe = ["trainer.max_steps=30", "trainer.accumulate=2", "trainer.log_every=4", "trainer.val_every=1"]
-    recipe += ["trainer.patience=40", "trainer.checkpoint_every=7", "optim.lr=0.5", "optim.warmup_steps=0"]
-    whole = Lab(lab.folder / "whole", lab.text, lab.cache)
-    assert whole.here(*recipe).status == 0
-    for _ in range(3):
-        outcome = lab.here(*recipe, "trainer.max_minutes=0.0005")
-        assert outcome.status == 1
-        assert "time is up at step" in outcome.err
-        assert outcome.err.count("\n") == 1
-        assert not RunFolder(lab.run_folder()).failed
-    stopped_at = last_checkpoint(lab.run_folder())
-    assert stopped_at["global_step"] >= 3
-    assert stopped_at["callbacks"]["Validation"]["worse"] > 0, "this recipe should get worse at once"
-    assert lab.here(*recipe).status == 0
-    assert_same_run(lab.run_folder(), whole.run_folder())
-
-
 def test_the_module_is_named_where_finite_numbers_became_infinite():
     """And not a part of it that was only handed them."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -10,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support.program import Lab
 
 import zoo
 from analysis import load_results
 from experiments import runs
 from experiments.configuration.schema import ProbeConfig
-from experiments.data.cache import content_hash
 from experiments.probing import probe_run
 from experiments.training.callbacks import Validation
 from zoo.errors import UserError
@@ -107,43 +104,6 @@ def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run
     assert values[10][0] == values[10][1]
     assert len({values[10][0], values[20][0], values[7][0]}) == 3
     assert "1 probed before, 0 to probe" in probe(early, run, "probe.at=best").out
-
-
-@pytest.mark.slow
-def test_a_run_says_itself_at_which_step_it_wants_to_be_looked_at(early: Lab, run: Path):
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["probe"]["at"] = "last"
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert probe(early, run).status == 0
-    assert probed_step(run) == 20
-    assert probe(early, run, "probe.at=best").status == 0
-    assert probed_step(run) == 10
-
-
-def test_tables_of_the_best_weights_do_not_depend_on_whether_they_were_asked_for_by_name(run: Path):
-    """Nor on whether that could be asked: tables of before are not made again."""
-    plain = {"format": probe_run._FORMAT, "measures": ["stream_size"], **dataclasses.asdict(ProbeConfig())}
-    del plain["at"], plain["stream_energy"]  # of which tables do not depend
-    record = {"digest": content_hash(plain, 12), "step": 10, "tables": []}
-    (run / "probes").mkdir(exist_ok=True)
-    (run / "probes" / "probes.json").write_text(json.dumps(record))
-    found = {at: probe_run.is_probed(run, ProbeConfig(at=at)) for at in (None, "best", "last", "7")}
-    assert found == {None: True, "best": True, "last": False, "7": False}
-    assert not probe_run.is_probed(run, ProbeConfig(windows=ProbeConfig().windows + 1))
-
-
-@pytest.mark.slow
-def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
-    outcome = probe(early, run, "probe.at=12")
-    assert outcome.status == 1
-    assert f"{run} has no weights of step 12, but of 7, 10 (best), 15, 20; give probe.at=best" in outcome.out
-    shutil.rmtree(run / "weights")
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match=r"no weights of its last step, 20, but of 10 \(best\)"):
-        runs.find(run, "last")
-    (run / "weights" / "step-00000020").mkdir(parents=True)
-    (run / "weights" / "step-00000020" / "model.json").write_text("{}")
-    assert list(runs.available(run)) == [10], "a card without weights is none"
 
 
 @pytest.mark.slow

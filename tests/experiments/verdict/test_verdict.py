@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -130,32 +129,6 @@ def test_outcomes_of_tests_become_a_row_a_contract():
     ]
 
 
-@pytest.mark.slow
-def test_sizes_are_those_of_the_matched_models():
-    config = Config(match="params")
-    plain, own = measurements.size_rows(config, models(config.model, find_block("kda"), None), 64)
-    assert own["parameters_non_embedding"] == pytest.approx(plain["parameters_non_embedding"], rel=0.01)
-    assert plain["state_bytes"] == 2 * 64 * 64 * 4 * 4  # keys and values: tokens, width, layers, bytes
-    heads = 2
-    assert own["state_bytes"] == 4 * 4 * (
-        heads * 32 * 32 + 9 * 64
-    )  # layers, bytes: memories, the convolution's inputs
-
-
-def test_widths_are_matched_at_the_length_that_is_asked_for_and_else_at_the_models_own(monkeypatch):
-    asked = []
-
-    def match(model, what, *, seq_len, length):
-        asked.append((what, seq_len, length))
-        return model
-
-    monkeypatch.setattr(measurements, "match", match)
-    for length in (None, 256):
-        config = Config(match="flops", match_length=length)
-        assert measurements.matched(config, config.model, 64).data.seq_len == 64
-    assert asked == [("flops", 64, None), ("flops", 64, 256)]
-
-
 def test_sizes_and_speeds_are_of_every_length(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(measurements, "size_rows", lambda config, models, length: [{"tokens": length}])
     monkeypatch.setattr(
@@ -180,36 +153,6 @@ def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
     pairs = [(row["model"], row["peer"]) for row in rows]
     assert pairs == [("gated_conv", "transformer"), ("kda", "transformer"), ("gated_conv", "kda")]
     assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
-
-
-def test_a_cache_has_room_for_as_many_rounds_of_decoding_as_there_may_be(monkeypatch):
-    """One that grew while it is timed would be copied in the midst of a step."""
-    room, taken = [], Counter()
-
-    def decode_call(*_, rounds: int):
-        number = len(room)
-        room.append(rounds)
-        return lambda: taken.update([number])
-
-    monkeypatch.setattr(measurements, "decode_call", decode_call)
-    monkeypatch.setattr(measurements, "SECONDS", 1e9)  # as many as there may be
-    config = Config()
-    config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
-    measurements.speed_rows(config, models(config.model, find_block("kda"), None), 16, "decode")
-    assert [taken[number] for number in range(2)] == room
-
-
-def test_a_verdict_goes_on_where_an_option_has_names_that_json_does_not_keep(tmp_path):
-    """Numbers as the names of a dictionary's values, say, as a block of one's own may have them."""
-
-    @dataclasses.dataclass
-    class Options:
-        widths: dict[int, float]
-
-    config, block = Config(results=str(tmp_path), name="v", device="cpu"), find_block("kda")
-    found = {"transformer": Options({1: 0.5}), "kda": Options({2: 0.5})}
-    folder = verdict_stages.open_verdict(config, block, found)
-    assert verdict_stages.open_verdict(config, block, found) == folder
 
 
 @pytest.mark.slow
