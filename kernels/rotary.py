@@ -124,7 +124,12 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
 def angles(
     positions: Tensor, width: int, base: float, dtype: torch.dtype, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The cosines and sines of p·base^(−2i/width), scaled by option: two tensors [*positions.shape, width/2]."""
+    """The cosines and sines of p·base^(−2i/width), scaled by option: two tensors [*positions.shape, width/2].
+
+    Where all rows of positions are one, by its strides, so are those of the result: [1, ...].
+    """
+    if positions.dim() > 1 and len(positions) > 1 and positions.stride(0) == 0:
+        positions = positions[:1]
     # A trace, and what runs without storage, must not meet a tensor of another run.
     apart = only_sizes(positions)
     make = _frequencies.__wrapped__ if apart else _frequencies

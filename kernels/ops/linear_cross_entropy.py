@@ -99,7 +99,9 @@ def _losses(logits: Tensor, targets: Tensor, learns: bool, right: bool) -> tuple
     torch.log_softmax(z, -1, out=z)
     nats = z.gather(-1, place).squeeze(-1).neg_().masked_fill_(~there, 0)
     if learns:
-        z.exp_().scatter_add_(-1, place, z.new_full(place.shape, -1.0)).masked_fill_(~there.unsqueeze(-1), 0)
+        z.exp_().scatter_add_(-1, place, z.new_full(place.shape, -1.0))
+        if z.device.type != "cpu":  # there only what has a target comes here
+            z.masked_fill_(~there.unsqueeze(-1), 0)
         if z is not logits:
             logits.copy_(z)
     return nats, is_right

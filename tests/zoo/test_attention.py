@@ -197,3 +197,12 @@ def test_a_cache_keeps_the_last_rows_however_often_it_grows(window, capacity):
         keys, values = cache.read()
         assert keys.flatten().tolist() == wanted
         assert (-values).flatten().tolist() == wanted
+
+
+def test_a_watched_projection_is_called():
+    """A hook on one of q, k and v sees its output in training too."""
+    model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=9, seq_len=8)
+    seen = []
+    model.layers[0].mixer.k_proj.register_forward_hook(lambda _, given, out: seen.append(out.shape))
+    model.train()(torch.zeros(1, 8, dtype=torch.int64))
+    assert seen == [(1, 8, 16)]

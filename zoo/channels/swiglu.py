@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zoo.context import Context
 from zoo.interfaces import Aux, Channel, Dims
-from zoo.modules import OutputProjection
+from zoo.modules import OutputProjection, project
 from zoo.options import at_least
 from zoo.registry import register_channel
 
@@ -35,7 +35,8 @@ class SwiGLU(Channel):
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         """x [..., D] -> (y [..., D], no losses)."""
-        return self.down(F.silu(self.gate(x)) * self.up(x)), {}
+        gate, up = project(x, self.gate, self.up)
+        return self.down(F.silu(gate) * up), {}
 
 
 def default_hidden(d_model: int) -> int:

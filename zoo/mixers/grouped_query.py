@@ -7,7 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.interfaces import Dims, Mixer
-from zoo.modules import Gate, OutputProjection, RMSNorm
+from zoo.modules import (
+    Gate,
+    OutputProjection,
+    RMSNorm,
+    project,
+)
 from zoo.modules.rotary import rotation
 from zoo.options import head_width, kv_heads
 
@@ -43,10 +48,10 @@ class GroupedQueryMixer(Mixer):
         self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
 
     def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        v = self.v_proj(x)
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj)
         if self.value_gate is not None:
             v = v * self.value_gate(x)
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (q, k, v))
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rotate is not None:
             q, k = self.rotate((q, k), positions)

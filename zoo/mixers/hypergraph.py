@@ -10,7 +10,14 @@ import kernels
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
+from zoo.modules import (
+    GroupedKVCache,
+    OutputProjection,
+    by_sequence,
+    fp32_linear,
+    positions,
+    project,
+)
 from zoo.options import added, at_least, even_width, head_width, one_of, positive
 from zoo.probes.events import attention_values
 from zoo.registry import register_mixer
@@ -189,7 +196,8 @@ class HyperGraph(Mixer):
         return probabilities, index[..., 0], weight / top.sum(-1) if self.top_k > 1 else weight
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        qkv = project(x, self.q_proj, self.k_proj, self.v_proj)
+        return tuple(y.unflatten(-1, (-1, self.width)) for y in qkv)
 
     def _balance(self, logits: Tensor, probabilities: Tensor, timeline: Tensor, ctx: Context) -> Tensor:
         chosen = F.one_hot(timeline, self.timelines).to(probabilities.dtype)

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import ForgetGate, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
+from zoo.modules import (
+    ForgetGate,
+    OutputProjection,
+    RMSNorm,
+    ShortConvolution,
+    fp32_linear,
+    l2norm,
+    project,
+)
 from zoo.options import added, at_least, default_recurrent_heads, head_width
 from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
 from zoo.probes.events import recurrence_values
@@ -142,7 +150,7 @@ class MesaNet(Mixer):
         return self._out(o), MesaState(*memories, after)
 
     def _projections(self, x: Tensor) -> dict[str, Tensor]:
-        return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        return dict(zip("qkv", project(x, self.q_proj, self.k_proj, self.v_proj), strict=True))
 
     def _inputs(self, x: Tensor, qkv: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """x [B, T, D] and q, k, v [B, T, H·K] -> the operation's inputs of every token: q, k, v, g, β."""

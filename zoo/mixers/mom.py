@@ -10,7 +10,14 @@ import kernels
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
+from zoo.modules import (
+    LogDecay,
+    OutputProjection,
+    RMSNorm,
+    fp32_linear,
+    l2norm,
+    project,
+)
 from zoo.options import added, at_least, one_of
 from zoo.probes.events import recurrence_values
 from zoo.registry import register_mixer
@@ -151,8 +158,9 @@ class MoM(Mixer):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [B, T, D] -> q [B, T, H, K], and for every memory k, v, g, β."""
-        q = l2norm(F.silu(self.q_proj(x)).unflatten(-1, (self.heads, self.width)))
-        k, v = (F.silu(p(x)).unflatten(-1, (-1, self.heads, self.width)) for p in (self.k_proj, self.v_proj))
+        q, k, v = (F.silu(y) for y in project(x, self.q_proj, self.k_proj, self.v_proj))
+        q = l2norm(q.unflatten(-1, (self.heads, self.width)))
+        k, v = (y.unflatten(-1, (-1, self.heads, self.width)) for y in (k, v))
         return q, l2norm(k), v, *self._gates(x)
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,15 @@ import kernels
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import INIT_STD, KVCache, OutputProjection, by_sequence, fp32_linear, positions
+from zoo.modules import (
+    INIT_STD,
+    KVCache,
+    OutputProjection,
+    by_sequence,
+    fp32_linear,
+    positions,
+    project,
+)
 from zoo.modules.rotary import PartialRopeOptions, rotation
 from zoo.options import added, at_least, default_kv_heads, head_width, kv_heads
 from zoo.probes.events import record_branch_attention
@@ -232,8 +240,8 @@ class NSA(Mixer):
 
     def _qkv(self, x: Tensor, positions: Tensor):
         """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
-        q = self.q_proj(x).unflatten(-1, (-1, self.width))
-        k, v = (p(x).unflatten(-1, (-1, self.width)) for p in (self.k_proj, self.v_proj))
+        qkv = project(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in qkv)
         (turned,) = self.rotate((torch.cat([q, k[:, :, self.kv_heads :]], 2),), positions)
         q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
         values = v.split(self.kv_heads, 2)

@@ -17,6 +17,7 @@ from zoo.modules import (
     by_sequence,
     fp32_linear,
     l2norm,
+    project,
 )
 from zoo.options import added, at_least, head_width, kv_heads
 from zoo.probes.events import attention_values
@@ -153,7 +154,8 @@ class PathFox(Mixer):
         return kernels.path_step(q[:, 0], keys, values, *token, sums, backend=self.step_backend)[:, None]
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        qkv = project(x, self.q_proj, self.k_proj, self.v_proj)
+        return tuple(y.unflatten(-1, (-1, self.width)) for y in qkv)
 
     def _log_gate(self, x: Tensor) -> Tensor | None:
         """g [..., H] in at least fp32."""

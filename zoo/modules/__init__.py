@@ -17,6 +17,7 @@ from zoo.modules.layers import (
     fp32_linear,
     l2norm,
     output_std,
+    project,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "l2norm",
     "output_std",
     "positions",
+    "project",
 ]

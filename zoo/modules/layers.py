@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import kernels
+from kernels.autograd import linears, rms_norm
 from zoo.context import Context
 
 NORM_EPS = 1e-6
@@ -39,7 +40,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> y [..., width]."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps).to(x.dtype)
+        return rms_norm(x.to(wide), self.weight.to(wide), self.eps).to(x.dtype)
 
 
 def l2norm(x: Tensor) -> Tensor:
@@ -50,6 +51,14 @@ def l2norm(x: Tensor) -> Tensor:
 
 class OutputProjection(nn.Linear):
     """A projection back into the residual stream; its own class because it starts smaller (std 0.02/√(2N))."""
+
+
+def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
+    """Several linear maps of x [..., D], [..., N] each; in training with fewer casts and passes than one by one."""
+    # Who changes or watches one has it called.
+    if not torch.is_grad_enabled() or any(type(m) is not nn.Linear or m._forward_hooks for m in maps):
+        return [linear(x) for linear in maps]
+    return linears(x, [linear.weight for linear in maps], [linear.bias for linear in maps])
 
 
 def output_std(depth: int) -> float:
