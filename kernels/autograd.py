@@ -141,16 +141,24 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
+        ctx.set_materialize_grads(False)
         return tuple(F.linear(x, weight) for weight in weights)
 
     @staticmethod
-    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        rows, *gradients = (y.flatten(0, -2) for y in (x, *gradients))
-        into = gradients[0] @ weights[0]
-        for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
-            into = torch.addmm(into, gradient, weight, out=None if torch.is_grad_enabled() else into)
-        return into.view_as(x), *(gradient.t() @ rows for gradient in gradients)
+        rows, into, found = x.flatten(0, -2), None, []
+        for gradient, weight in zip(gradients, weights, strict=True):
+            if gradient is None:  # nobody reads this map
+                found.append(None)
+                continue
+            gradient = gradient.flatten(0, -2)
+            found.append(gradient.t() @ rows)
+            if into is None:
+                into = gradient @ weight
+            else:
+                into = torch.addmm(into, gradient, weight, out=None if torch.is_grad_enabled() else into)
+        return None if into is None else into.view_as(x), *found
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
