@@ -56,6 +56,7 @@ def compose(
         raise UserError("--run is for one run, and this is a sweep; leave --run out, or give hydra.mode=RUN")
     for hydra_node in settings:
         check_recipe(hydra_node.runtime.choices.get("recipe"), hydra_node.runtime.choices.get("data"))
+        _check_size(hydra_node.runtime.choices.get("model"), hydra_node.overrides.task)
     configs = [to_config(node) for node in composed]
     words = [word for hydra_node in settings for word in hydra_node.overrides.task]
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
@@ -73,6 +74,14 @@ def check_recipe(recipe: str | None, data: str | None) -> None:
     if recipe is not None and data not in known:
         raise UserError(
             f"recipe={recipe} has no settings for data={data}, only for {', '.join(known)}; leave it out"
+        )
+
+
+def _check_size(model: str | None, words: Sequence[str]) -> None:
+    """Refuse a size beside a published model, whose own would win. Raises UserError."""
+    if str(model).startswith("published/") and any(word.startswith("size=") for word in words):
+        raise UserError(
+            f"model={model} brings its own size; leave size= out, and set data.seq_len and data.batch_size alone"
         )
 
 
@@ -145,9 +154,13 @@ def _file(name: str) -> Path:
 
 @functools.lru_cache
 def overlay(name: str) -> dict[str, Any]:
-    """The keys that conf/model/NAME.yaml sets; none if there is no such preset."""
+    """The keys of the model that conf/model/NAME.yaml sets; none if there is no such preset.
+
+    NAME: that of a preset, or published/NAME, whose file sets the vocabulary too.
+    """
     path = _file(name)
-    return OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}  # type: ignore[return-value]
+    values = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    return values.get("model", values)  # type: ignore[return-value]
 
 
 def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:

@@ -49,6 +49,7 @@ def _parts() -> dict[str, Callable[[], None]]:
         "residuals": partial(_print_blocks, "residual", "Residual schemes"),
         "channels": partial(_print_blocks, "channel", "Channel mixers"),
         "presets": partial(_print_files, "model", "Presets (model=)"),
+        "published": partial(_print_files, "model/published", "Published models (model=published/NAME)"),
         "sizes": partial(_print_files, "size", "Sizes (size=)"),
         "recipes": partial(_print_files, "recipe", "Recipes (recipe=)"),
         "experiments": partial(_print_files, "experiment", "+experiment="),

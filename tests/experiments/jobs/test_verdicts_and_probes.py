@@ -95,8 +95,8 @@ def test_a_model_from_before_an_option_has_what_it_was_trained_with(tmp_path: Pa
 def test_every_part_of_the_list_is_shown_by_its_own_word_and_alone(monkeypatch):
     """Each with the headings that it has in the whole list, in that order."""
     words = [
-        *("mixers", "residuals", "channels", "presets", "sizes", "recipes", "experiments", "layouts"),
-        *("data", "tasks", "tokenizers", "events", "measures", "jobs", "figures"),
+        *("mixers", "residuals", "channels", "presets", "published", "sizes", "recipes"),
+        *("experiments", "layouts", "data", "tasks", "tokenizers", "events", "measures", "jobs", "figures"),
     ]
     headings = {}
     for word in (None, *words):
