@@ -8,6 +8,7 @@ context.py             facts about a pass's tokens;  context_parallel.py: a sequ
 probes/                what blocks record and how it becomes a table
 generate.py            sampling text;  tokenization.py: tokenizers that travel with a model
 pretrained/            published models, in Hugging Face's layout, in both directions
+hf.py                  models of this project as classes of transformers, which must be installed
 io.py, files.py        models and checkpoints on disk
 cost.py, matching.py   parameters, FLOPs and decode state; widths that make models equal in them
 recompute.py           recomputing activations in the backward;  backends.py: whether a backend serves a model

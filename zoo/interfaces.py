@@ -2,7 +2,9 @@
 
 A block registers itself under a name (zoo.registry), and the model uses it through these methods alone. Training asks
 every module of a block two things more: the optimiser's settings for its parameters, and to be told the step, where its
-maths changes during training (StepBuffer).
+maths changes during training (StepBuffer). And a module whose result depends on anything that is neither a parameter
+nor a saved buffer (a buffer that is not persistent, a number read from a buffer) has `restore()`, which computes that
+again from those: it is called where a model was built without storage and then filled (`restore`).
 
     class Indexer(nn.Module):
         parameter_group = ParameterGroup("indexer", lr_scale=10.0)  # this module's parameters and its parts'
@@ -270,6 +272,14 @@ class StepBuffer(nn.Module):
         """Set both; called when training starts, and in every optimiser step after the gradients, before the update."""
         self.step.fill_(step)
         self.total.fill_(total)
+
+
+@torch.no_grad()
+def restore(model: nn.Module) -> None:
+    """Have every module of a model that was built on the meta device and filled compute what is not saved."""
+    for module in model.modules():
+        if hasattr(module, "restore"):
+            module.restore()
 
 
 def set_step(model: nn.Module, step: int, total: int = 0) -> None:

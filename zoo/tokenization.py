@@ -58,6 +58,9 @@ class Tokenizer(Protocol):
     def to_json(self) -> str:
         """Everything `from_json` needs to make the same tokenizer anywhere."""
 
+    def published(self) -> tuple[str, str]:
+        """As tokenizer.json of the library tokenizers, which gives the same ids; and the separator's spelling."""
+
 
 class ByteTokenizer:
     """The 256 byte values of UTF-8, and 256 for the document separator."""
@@ -86,6 +89,21 @@ class ByteTokenizer:
     def to_json(self) -> str:
         """The kind, which is all there is to know."""
         return json.dumps({"kind": "bytes"})
+
+    def published(self) -> tuple[str, str]:
+        """A byte-level BPE without merges, whose 256 entries have the bytes as ids."""
+        from tokenizers import AddedToken, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Backend
+
+        # The library writes a byte as a character; those of two and more bytes in UTF-8 say which by their order.
+        printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+        others = [b for b in range(256) if b not in printable]
+        spelled = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+        backend = Backend(models.BPE(vocab={spelled[b]: b for b in range(256)}, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])
+        return _begun(backend, SEPARATOR, self.bos_id).to_str(), SEPARATOR
 
 
 class BytePairTokenizer:
@@ -143,8 +161,26 @@ class BytePairTokenizer:
         """The kind and the library's own form of the tokenizer."""
         return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str(), **self._own_separator()})
 
+    def published(self) -> tuple[str, str]:
+        """The library's own form, and how the separator is spelled."""
+        separator = self._backend.id_to_token(self.bos_id)
+        if self.whole_texts:  # it was published with what stands before a text
+            return self._backend.to_str(), separator
+        copy = type(self._backend).from_str(self._backend.to_str())
+        return _begun(copy, separator, self.bos_id).to_str(), separator
+
     def _own_separator(self) -> dict[str, Any]:
         return {} if self._separator == SEPARATOR else {"separator": self._separator}
+
+
+def _begun(backend: Any, separator: str, bos_id: int) -> Any:
+    """The backend, which puts the separator before a text, as every document begins in training."""
+    from tokenizers import processors
+
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{separator} $A", pair=f"{separator} $A {separator} $B", special_tokens=[(separator, bos_id)]
+    )
+    return backend
 
 
 def check_round_trip(

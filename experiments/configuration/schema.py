@@ -430,6 +430,11 @@ class Config:
     figures: job=publish: names of figures.
     source: job=import: the folder of the published model (from=FOLDER); job=publish: where to get the text, if it has
         no public name.
+    out: job=export: the new folder.
+    format: job=export: hf, Hugging Face's layout.
+    family: job=export: the model_type to write: archzoo, or a published family (null: the family that computes the same
+        as the model, or archzoo where there is none).
+    licence: job=export: the licence of the weights, as the hub names it, for the model card.
     leave_out: job=publish: probe tables that are too large to commit.
     suite: job=bench: the suite to measure.
     block: job=verdict: the block to judge: a mixer, a residual scheme or a channel mixer.
@@ -460,6 +465,10 @@ class Config:
     question: str | None = None
     figures: list[str] = field(default_factory=list)
     source: str | None = None
+    out: str | None = None
+    format: str = limited("hf", choices=("hf",))
+    family: str | None = None
+    licence: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
     block: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import nn
@@ -17,13 +18,12 @@ _LATENT = {
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
-    "n_group": 1,
-    "topk_group": 1,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "n_shared_experts": 2,
 }
+_GROUPS = {"n_group": 3, "topk_group": 2}
 SIZES: dict[str, dict[str, Any]] = {
     "Llama": {"rms_norm_eps": 1e-5},
     "Mistral": {"sliding_window": 7},
@@ -34,7 +34,23 @@ SIZES: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_multiple_of": 16,
     },
-    "DeepseekV3": {**_LATENT, "first_k_dense_replace": 0},
+    "DeepseekV2": {
+        **_LATENT,
+        **_GROUPS,
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "first_k_dense_replace": 1,
+    },
+    "DeepseekV3": {**_LATENT, **_GROUPS, "first_k_dense_replace": 1, "num_hidden_layers": 3},
+    "KimiLinear": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "linear_num_heads": 2,
+        "linear_head_dim": 12,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 6,
+    },
 }
 """The name that a family's classes begin with -> what its small model has beside `made`'s sizes."""
 
@@ -65,6 +81,15 @@ def made(family: str, **options: Any) -> nn.Module:
             if x.is_floating_point() and not name.endswith("inv_freq"):
                 x.add_(0.2 * torch.randn(x.shape, generator=generator))
     return model
+
+
+@pytest.fixture
+def plain_kimi(monkeypatch):
+    """Kimi Linear in PyTorch: where fla is installed transformers calls its Triton kernels, on a CPU too."""
+    module = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    for name in ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"):
+        rule = getattr(module, name)
+        monkeypatch.setattr(module, name, getattr(rule, "__wrapped__", rule))
 
 
 def saved(folder: Path, family: str, shard: str = "1GB", **options: Any) -> tuple[Path, nn.Module]:

@@ -10,6 +10,7 @@ import zoo
 from kernels.autograd import backward_share
 from zoo import ModelConfig, cost
 from zoo.config import from_dict
+from zoo.interfaces import restore, set_step
 from zoo.model import on_meta
 
 
@@ -24,6 +25,24 @@ def test_an_exported_model_loads_bit_for_bit(case, tmp_path):
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert card["note"] == "kept"
     assert from_dict(ModelConfig, card["model"]) == model.config == loaded.config
+
+
+@every_case
+@pytest.mark.parametrize("step", [0, 100])
+@torch.no_grad()
+def test_a_model_that_is_made_without_storage_and_filled_computes_the_same(case, step):
+    """As transformers makes models. What is no parameter and not saved is computed again; step: of 1,000."""
+    model = build(case.config(), dtype=torch.float32).eval()
+    set_step(model, step, 1000)
+    filled = on_meta(model.config, vocab_size=VOCAB, seq_len=SEQ_LEN).to_empty(device="cpu").eval()
+    for x in (*filled.parameters(), *filled.buffers()):
+        x.fill_(torch.nan if x.is_floating_point() else -1)
+    places = dict(filled.named_parameters()) | dict(filled.named_buffers())
+    for name, x in model.state_dict().items():
+        places[name].copy_(x)
+    restore(filled)
+    batch = tokens(2, 19)
+    assert torch.equal(filled(batch)[0], model(batch)[0])
 
 
 @pytest.mark.slow

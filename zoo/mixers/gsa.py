@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -100,16 +100,16 @@ class Warmup(StepBuffer):
         super().__init__()
         self.steps = steps
         self.dense = steps > 0 and not self.step.is_meta
-        self.register_load_state_dict_post_hook(_set_from_buffers)
+        self.register_load_state_dict_post_hook(lambda loaded, _: loaded.restore())
 
     def set(self, step: int, total: int) -> None:
         """Count the step, and end dense attention where the warm-up is over."""
         super().set(step, total)
         self.dense = step < (min(self.steps, total // 10) if total else self.steps)
 
-
-def _set_from_buffers(loaded: Warmup, _keys: Any) -> None:
-    loaded.set(int(loaded.step), int(loaded.total))
+    def restore(self) -> None:
+        """Find out from the buffers whether the warm-up is on."""
+        self.set(int(self.step), int(self.total))
 
 
 # Decoding: one token alone, all projections by one matrix product.

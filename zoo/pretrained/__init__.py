@@ -2,6 +2,7 @@
 
 links.py      tensors of ours that hold the numbers of published ones
 families.py   which families there are: their configurations and the names of their tensors, in both directions
+writing.py    a model as such a folder: of a family where one computes the same, else of zoo.hf
 folder.py     a folder: its configuration, its shards of weights, read tensor by tensor; its tokenizer
 """
 

@@ -15,7 +15,8 @@ from torch import nn
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.model import LanguageModel, Layer, on_meta
-from zoo.pretrained.links import Link, experts, parted, rotated, same, stacked
+from zoo.modules.rotary import FAST, mscale
+from zoo.pretrained.links import Link, experts, parted, rotated, same, shaped, stacked
 
 # Configurations, config.json.
 
@@ -52,19 +53,87 @@ class Settings:
         """The options of rotary positions, of the keys that they have had since version 5 and before."""
         given = {**self.get("rope_scaling", {}), **self.get("rope_parameters", {})}
         kind = given.get("rope_type", given.get("type", "default"))
-        if kind != "default":
-            self.refuse("rope_type", kind, "default")
+        if kind not in ROPE_TYPES:
+            self.refuse("rope_type", kind, " or ".join(ROPE_TYPES))
         if (part := given.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))) != 1:
             self.refuse("partial_rotary_factor", part, 1.0)
-        return {"rope_base": given.get("rope_theta", self.get("rope_theta", self.family.rope_base))}
+        base = given.get("rope_theta", self.get("rope_theta", self.family.rope_base))
+        return {"rope_base": base, **self._scaling(kind, {k: v for k, v in given.items() if v is not None})}
+
+    def _scaling(self, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of rotary frequencies for texts longer than those of the pretraining."""
+        if kind == "default":
+            return {}
+        names = ROPE_KEYS | (LLAMA3_KEYS if kind == "llama3" else YARN_KEYS if kind == "yarn" else {})
+        options = {option: given[key] for key, option in names.items() if key in given}
+        if kind == "linear":
+            options.pop("rope_length", None)
+        elif "rope_length" not in options:  # of models whose whole length is that of the pretraining
+            options["rope_length"] = self["max_position_embeddings"]
+        if kind == "yarn":
+            if given.get("truncate", True) is not True:
+                self.refuse("truncate", given["truncate"], True)
+            options |= self._amplitude(
+                given, options.pop("rope_mscale", None), options.pop("rope_mscale_all", None)
+            )
+        return {"rope_scaling": kind, **options}
+
+    def _amplitude(self, given: Mapping[str, Any], m: float | None, m_all: float | None) -> dict[str, Any]:
+        """The options of YaRN's factors. Transformers reads mscale beside mscale_all_dim alone."""
+        factor = given["factor"]
+        amplitude = given.get("attention_factor")
+        if self.family.letters == "F" or not m_all:
+            if amplitude is None and m and m_all:
+                amplitude = mscale(factor, m) / mscale(factor, m_all)
+            if amplitude is None or factor <= 1:
+                return {}
+            return {"rope_mscale": (amplitude - 1) / (mscale(factor, 1) - 1)}
+        if amplitude is not None or not m:
+            self.refuse("mscale_all_dim", m_all, "it beside mscale, and without attention_factor")
+        return {"rope_mscale": m, "rope_mscale_all": m_all}
 
     def norm_eps(self, key: str = "rms_norm_eps") -> dict[str, Any]:
         """The option of the norms' ε."""
         return {"norm_eps": float(self.get(key, self.family.norm_eps))}
 
 
-def _rope(base: float) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": base}, "rope_theta": base}
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_KEYS = {"factor": "rope_factor", "original_max_position_embeddings": "rope_length"}
+LLAMA3_KEYS = {"low_freq_factor": "rope_slow", "high_freq_factor": "rope_fast"}
+YARN_KEYS = {
+    "beta_slow": "rope_slow",
+    "beta_fast": "rope_fast",
+    "mscale": "rope_mscale",
+    "mscale_all_dim": "rope_mscale_all",
+}
+"""Keys of rope_parameters -> options."""
+
+
+def _rope(options: Any) -> dict[str, Any]:
+    """The keys of rotary positions with a mixer's options, by the names that they have before and since version 5."""
+    kind = options.rope_scaling
+    names = {**ROPE_KEYS, **(LLAMA3_KEYS if kind == "llama3" else YARN_KEYS)}
+    given = {key: getattr(options, option, None) for key, option in names.items()}
+    scaling = {"low_freq_factor": 1.0, "high_freq_factor": FAST[kind]} if kind == "llama3" else {}
+    scaling |= {key: value for key, value in given.items() if value is not None}
+    if kind == "yarn" and getattr(options, "rope_mscale_all", None):
+        scaling.setdefault("mscale", 1.0)
+    elif (m := scaling.pop("mscale", None)) is not None:
+        scaling["attention_factor"] = mscale(options.rope_factor, m)
+    parameters = {
+        "rope_type": "default" if kind == "none" else kind,
+        "rope_theta": options.rope_base,
+        **scaling,
+    }
+    return {"rope_parameters": parameters, "rope_theta": options.rope_base}
+
+
+def _attention_of(model: LanguageModel) -> Any:
+    """The first mixer with softmax attention. Raises UserError where there is none."""
+    for layer in model.layers:
+        if layer.mixer_name in ("attention", "mla"):
+            return layer.mixer
+    raise UserError("no layer has attention")
 
 
 # Families whose layers are full attention (`F`) and SwiGLU.
@@ -133,7 +202,7 @@ def _window(s: Settings) -> int | None:
     window = s.get("sliding_window")
     if s.family.model_type == "mistral":
         return window
-    if not s.get("use_sliding_window", False) or window is None:
+    if s.family.model_type == "llama" or not s.get("use_sliding_window", False) or window is None:
         return None
     kinds = s.get("layer_types") or [
         "sliding_attention" if i >= s["max_window_layers"] else "full_attention"
@@ -157,13 +226,13 @@ def _llama_config(model: LanguageModel, family: Family) -> dict[str, Any]:
         "rms_norm_eps": model.config.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
-        **_rope(m.rope_base),
+        **_rope(model.config.mixers.attention),
     }
     if family.model_type == "llama":
         config["mlp_bias"] = False
     if family.model_type == "mistral":
         config["sliding_window"] = m.window
-    elif m.window is not None:
+    elif family.model_type != "llama" and m.window is not None:
         config |= {"use_sliding_window": True, "sliding_window": m.window, "max_window_layers": 0}
     return config
 
@@ -212,7 +281,7 @@ def _letters(s: Settings, kinds: Iterable[str], letters: Mapping[str, str]) -> s
 
 
 def _lfm2_config(model: LanguageModel, family: Family) -> dict[str, Any]:
-    m = model.layers[model.letters.index("F")].mixer
+    m = _attention_of(model)
     return {
         "num_key_value_heads": m.kv_heads,
         "intermediate_size": model.layers[0].channel.gate.out_features,
@@ -221,21 +290,24 @@ def _lfm2_config(model: LanguageModel, family: Family) -> dict[str, Any]:
         "conv_bias": False,
         "conv_L_cache": model.config.mixers.gated_conv.kernel_size,
         "layer_types": ["conv" if letter == "C" else "full_attention" for letter in model.letters],
-        **_rope(m.rope_base),
+        **_rope(model.config.mixers.attention),
     }
 
 
 # Multi-head latent attention (`L`), dense layers or a mixture of experts: DeepSeek-V2 and -V3.
 
 
-def _latent(layer: Layer, interleaved: bool = True) -> Iterator[Link]:
-    """interleaved: they rotate adjacent pairs too."""
+def _latent(layer: Layer) -> Iterator[Link]:
+    """Latent attention, whose published weights rotate adjacent pairs too, or nothing."""
     m = layer.mixer
-    q = "q_b_proj"
+    direct = isinstance(m.q_down, nn.Identity)
     yield same("mixer.q_down.weight", "self_attn.q_a_proj.weight")
     yield same("mixer.q_norm.weight", "self_attn.q_a_layernorm.weight")
     yield stacked(
-        ("mixer.q_up.weight", "mixer.q_rope.weight"), f"self_attn.{q}.weight", (m.width, m.rope_dim), m.heads
+        ("mixer.q_up.weight", "mixer.q_rope.weight"),
+        "self_attn.q_proj.weight" if direct else "self_attn.q_b_proj.weight",
+        (m.width, m.rope_dim),
+        m.heads,
     )
     yield stacked(
         ("mixer.kv_down.weight", "mixer.k_rope.weight"),
@@ -244,19 +316,24 @@ def _latent(layer: Layer, interleaved: bool = True) -> Iterator[Link]:
     )
     yield same("mixer.kv_norm.weight", "self_attn.kv_a_layernorm.weight")
     yield stacked(
-        ("mixer.k_up.weight", "mixer.v_up.weight"), "self_attn.kv_b_proj.weight", (m.width, m.width), m.heads
+        ("mixer.k_up.weight", "mixer.v_up.weight"),
+        "self_attn.kv_b_proj.weight",
+        (m.width, m.value_width),
+        m.heads,
     )
     yield same("mixer.o_proj.weight", "self_attn.o_proj.weight")
 
 
-def _mixture(
-    layer: Layer, theirs: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> Iterator[Link]:
-    number = layer.channel.config.n_experts
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _mixture(layer: Layer, theirs: str = "mlp", names: tuple[str, str, str] = _GATED) -> Iterator[Link]:
+    moe = layer.channel
     yield same("channel.router.weight", f"{theirs}.gate.weight")
-    yield same("channel.balance.bias", f"{theirs}.gate.e_score_correction_bias")
+    if moe.config.scores == "sigmoid":
+        yield same("channel.balance.bias", f"{theirs}.gate.e_score_correction_bias")
     for part, name in zip(("gate", "up", "down"), names, strict=True):
-        yield experts(f"channel.{part}", f"{theirs}.experts.{{}}.{name}.weight", number)
+        yield experts(f"channel.{part}", f"{theirs}.experts.{{}}.{name}.weight", moe.config.n_experts)
     yield from _swiglu(f"{theirs}.shared_experts", ours="channel.shared")
 
 
@@ -269,69 +346,195 @@ def _deepseek_layer(layer: Layer) -> Iterator[Link]:
 def _deepseek_options(s: Settings) -> dict[str, Any]:
     s.only("hidden_act", "silu")
     s.only("attention_bias", False)
+    s.only("mlp_bias", False)
     s.only("rope_interleave", True)
+    kinds = ["dense" if i < s["first_k_dense_replace"] else "sparse" for i in range(s["num_hidden_layers"])]
+    softmax = s.family.model_type == "deepseek_v2"
+    if softmax:
+        s.only("norm_topk_prob", False)
+        s.only("topk_method", "greedy", "group_limited_greedy")
     return {
         "pattern": "L",
         "mixers": {"mla": {**_latent_options(s), **s.positions()}},
-        **_deepseek_channel(s),
+        **_channels(s, kinds, softmax=softmax, grouped=not softmax or s["topk_method"] != "greedy"),
         **s.norm_eps(),
     }
 
 
 def _latent_options(s: Settings) -> dict[str, Any]:
-    width = s["hidden_size"] // s["num_attention_heads"]
-    s.only("qk_nope_head_dim", width)
-    s.only("v_head_dim", width)
-    return {"kv_rank": s["kv_lora_rank"], "q_rank": s["q_lora_rank"], "rope_dim": s["qk_rope_head_dim"]}
+    return {
+        "kv_rank": s["kv_lora_rank"],
+        "q_rank": s.get("q_lora_rank", 0),
+        "rope_dim": s["qk_rope_head_dim"],
+        "head_width": s["qk_nope_head_dim"],
+        "value_width": s["v_head_dim"],
+    }
 
 
-def _deepseek_channel(s: Settings) -> dict[str, Any]:
-    layers, dense = s["num_hidden_layers"], s["first_k_dense_replace"]
-    if dense >= layers:
-        return _dense(s)
-    s.only("first_k_dense_replace", 0)
-    s.only("n_group", 1)
-    s.only("norm_topk_prob", True)
-    moe = {
+def _channels(
+    s: Settings, kinds: list[str], *, softmax: bool = False, grouped: bool = True
+) -> dict[str, Any]:
+    """The channel mixers of layers that are dense or sparse, as a pattern whose last item goes on."""
+    names = ["moe" if kind == "sparse" else "swiglu" for kind in kinds]
+    while len(names) > 1 and names[-1] == names[-2]:
+        names.pop()
+    channel: dict[str, Any] = {"name": "+".join(names)}
+    if "dense" in kinds:
+        channel["swiglu"] = {"hidden": s["intermediate_size"]}
+    if "sparse" in kinds:
+        channel["moe"] = _mixture_options(s, softmax, grouped)
+    return {"channel": channel}
+
+
+def _mixture_options(s: Settings, softmax: bool, grouped: bool) -> dict[str, Any]:
+    """The options of a mixture of experts, by the names of DeepSeek's keys."""
+    weighs_one = s["num_experts_per_tok"] == 1 and s["norm_topk_prob"]
+    if weighs_one:  # here it keeps its affinity, or the router would have no gradient
+        s.refuse("num_experts_per_tok", 1, "a single expert's weight only with norm_topk_prob=false")
+    groups = s.get("n_group", 1) if grouped else 1
+    return {
         "n_experts": s["n_routed_experts"],
         "top_k": s["num_experts_per_tok"],
         "n_shared": s.get("n_shared_experts", 0),
         "hidden": s["moe_intermediate_size"],
         "scale": float(s["routed_scaling_factor"]),
+        "scores": "softmax" if softmax else "sigmoid",
+        "renormalise": s["norm_topk_prob"],
+        **({} if groups == 1 else {"groups": groups, "top_groups": s["topk_group"]}),
     }
-    return {"channel": {"name": "moe", "moe": moe}}
 
 
 def _deepseek_config(model: LanguageModel, family: Family) -> dict[str, Any]:
-    m, depth = model.layers[0].mixer, len(model.layers)
-    config = {
+    grouped = any(x.channel_name == "moe" and x.channel.config.groups > 1 for x in model.layers)
+    return {
+        **_latent_config(model),
+        **_channel_config(model),
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 0,
+        "first_k_dense_replace": [x.channel_name for x in model.layers].count("swiglu"),
+        "topk_method": "group_limited_greedy" if grouped else "greedy",
+        **_rope(model.config.mixers.mla),
+    }
+
+
+def _latent_config(model: LanguageModel) -> dict[str, Any]:
+    m = _attention_of(model)
+    direct = isinstance(m.q_down, nn.Identity)
+    return {
         "num_key_value_heads": m.heads,
         "kv_lora_rank": m.kv_rank,
-        "q_lora_rank": m.q_down.out_features,
+        "q_lora_rank": None if direct else m.q_down.out_features,
         "qk_rope_head_dim": m.rope_dim,
         "qk_nope_head_dim": m.width,
-        "v_head_dim": m.width,
+        "v_head_dim": m.value_width,
         "rms_norm_eps": model.config.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
-        "rope_interleave": True,
-        "num_nextn_predict_layers": 0,
-        **_rope(m.rope_base),
     }
-    dense = [layer.channel_name == "swiglu" for layer in model.layers].count(True)
-    config |= {"first_k_dense_replace": dense, "n_group": 1, "topk_group": 1, "norm_topk_prob": True}
-    if dense:
-        config["intermediate_size"] = model.layers[0].channel.gate.out_features
-    if dense < depth:
-        moe = model.layers[-1].channel
+
+
+def _channel_config(model: LanguageModel) -> dict[str, Any]:
+    channels = {layer.channel_name: layer.channel for layer in model.layers}
+    config: dict[str, Any] = {}
+    if (dense := channels.get("swiglu")) is not None:
+        config["intermediate_size"] = dense.gate.out_features
+    if (moe := channels.get("moe")) is not None:
         config |= {
             "n_routed_experts": moe.config.n_experts,
             "num_experts_per_tok": moe.config.top_k,
             "n_shared_experts": moe.config.n_shared,
             "moe_intermediate_size": moe.gate.shape[1],
             "routed_scaling_factor": moe.config.scale,
+            "norm_topk_prob": moe.config.renormalise,
+            "n_group": moe.config.groups,
+            "topk_group": moe.config.top_groups or 1,
         }
     return config
+
+
+# Kimi Linear: Kimi delta attention (`K`) and latent attention without positions.
+
+_KIMI_NAMES = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+"""Its words -> DeepSeek's."""
+
+
+def _kimi_layer(layer: Layer) -> Iterator[Link]:
+    yield from _norms()
+    yield from _latent(layer) if layer.mixer_name == "mla" else _delta(layer)
+    sparse = layer.channel_name == "moe"
+    yield from _mixture(layer, "block_sparse_moe", ("w1", "w3", "w2")) if sparse else _swiglu()
+
+
+def _delta(layer: Layer) -> Iterator[Link]:
+    m = layer.mixer
+    yield parted("mixer.qkv_proj.weight", [f"self_attn.{x}_proj.weight" for x in "qkv"])
+    yield parted("mixer.convolution.weight", [f"self_attn.{x}_conv1d.weight" for x in "qkv"], taps=True)
+    names = {"beta_proj": "b_proj", "decay_down": "f_a_proj", "decay_up": "f_b_proj"}
+    names |= {"gate_down": "g_a_proj", "gate_up": "g_b_proj", "o_norm": "o_norm", "o_proj": "o_proj"}
+    for ours, theirs in names.items():
+        yield same(f"mixer.{ours}.weight", f"self_attn.{theirs}.weight")
+    yield shaped("mixer.decay.A_log", "self_attn.A_log", (m.heads, 1), (1, 1, m.heads, 1))
+    yield shaped("mixer.decay.dt_bias", "self_attn.dt_bias", (m.heads, m.width), (m.heads * m.width,))
+
+
+def _kimi_options(s: Settings) -> dict[str, Any]:
+    s = Settings(s.family, {_KIMI_NAMES.get(key, key): value for key, value in s.values.items()})
+    s.only("hidden_act", "silu")
+    s.only("attention_bias", False)
+    s.only("mla_use_nope", True)
+    s.only("moe_router_activation_func", "sigmoid")
+    s.only("moe_layer_freq", 1)
+    places, linear = range(s["num_hidden_layers"]), s.get("linear_attn_config", {})
+    kinds = s.get("layer_types")
+    attends = linear.get("full_attn_layers")  # counted from 1
+    if attends is None and kinds is None:
+        attends = [i + 1 for i in places if i and i % 4 == 0]
+    if attends is not None:
+        kinds = ["full_attention" if i + 1 in attends else "linear_attention" for i in places]
+    dense = s.get("first_k_dense_replace", 1)
+    kda = {
+        "n_heads": linear.get("num_heads", s.get("linear_num_heads")),
+        "head_width": linear.get("head_dim", s.get("linear_head_dim")),
+        "kernel_size": linear.get("short_conv_kernel_size", s.get("linear_conv_kernel_dim")),
+        "gate_bias": False,
+    }
+    return {
+        "pattern": _letters(s, kinds, {"linear_attention": "K", "full_attention": "L"}),
+        "mixers": {"mla": {**_latent_options(s), "positions": "none"}, "kda": kda},
+        **_channels(s, s.get("mlp_layer_types", ["dense" if i < dense else "sparse" for i in places])),
+        **s.norm_eps(),
+    }
+
+
+def _kimi_config(model: LanguageModel, family: Family) -> dict[str, Any]:
+    k = next((layer.mixer for layer in model.layers if layer.mixer_name == "kda"), None)
+    if k is None:
+        raise UserError("no layer has Kimi delta attention")
+    if model.head is None:  # transformers would draw another head, and warn
+        raise UserError("its embedding is not the LM head too")
+    places = {kind: [i + 1 for i, x in enumerate(model.letters) if x == kind] for kind in "KL"}
+    words = {ours: theirs for theirs, ours in _KIMI_NAMES.items()}
+    values = {
+        **_latent_config(model),
+        **_channel_config(model),
+        "max_position_embeddings": model.seq_len,
+        "linear_attn_config": {
+            "full_attn_layers": places["L"],
+            "kda_layers": places["K"],
+            "num_heads": k.heads,
+            "head_dim": k.width,
+            "short_conv_kernel_size": model.config.mixers.kda.kernel_size,
+        },
+        "mlp_layer_types": ["sparse" if x.channel_name == "moe" else "dense" for x in model.layers],
+    }
+    return {words.get(key, key): value for key, value in values.items()}
 
 
 # The families.
@@ -342,7 +545,8 @@ class Family:
     """model_type, architecture: what config.json calls it; options: its values -> options of ModelConfig.
 
     config: a model of such layers -> the values that are the family's own; layer: the links of a layer; norm: the name
-    of the last norm; rope_base, norm_eps, defaults: values of keys that config.json may leave out.
+    of the last norm; rope_base, norm_eps, defaults: values of keys that config.json may leave out. also: a regular
+    expression of names that some files have in place of published ones, and what it becomes.
     """
 
     model_type: str
@@ -355,6 +559,7 @@ class Family:
     rope_base: float = 1e4
     norm_eps: float = 1e-6
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    also: tuple[str, str] | None = None
 
     def model_config(self, values: Mapping[str, Any]) -> tuple[ModelConfig, int, int]:
         """Options of a model, its vocabulary and the length that it was trained for, of a config.json.
@@ -362,13 +567,8 @@ class Family:
         Raises UserError for what no option here has, and for values of the wrong kind.
         """
         s = Settings(self, values)
-        for key in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "max_position_embeddings",
-        ):
+        length = "max_position_embeddings" if "max_position_embeddings" in s.values else "model_max_length"
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", length):
             if not isinstance(s[key], int):
                 raise UserError(f"config.json says {key}={s[key]!r}, which is no whole number; restore it")
         if "quantization_config" in values:
@@ -383,7 +583,7 @@ class Family:
                 "tie_embeddings": s.get("tie_embedding", s["tie_word_embeddings"]),
                 **self.options(s),
             }
-            return from_dict(ModelConfig, options), s["vocab_size"], s["max_position_embeddings"]
+            return from_dict(ModelConfig, options), s["vocab_size"], s[length]
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise UserError(f"config.json has a value of the wrong kind ({error}); restore it") from error
 
@@ -395,7 +595,7 @@ class Family:
             "vocab_size": model.vocab_size,
             "hidden_size": model.config.d_model,
             "num_hidden_layers": len(model.layers),
-            "num_attention_heads": model.layers[-1].mixer.heads,
+            "num_attention_heads": _attention_of(model).heads,
             "tie_word_embeddings": model.head is None,
             "max_position_embeddings": model.seq_len,
             **self.config(model, self),
@@ -425,8 +625,16 @@ FAMILIES = {
         Family("lfm2", "Lfm2ForCausalLM", _lfm2_options, _lfm2_config, _lfm2_layer, "CF",
                norm="model.embedding_norm.weight", rope_base=1e6, norm_eps=1e-5,
                defaults={"tie_word_embeddings": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 256}),
+        Family("deepseek_v2", "DeepseekV2ForCausalLM", _deepseek_options, _deepseek_config, _deepseek_layer, "L",
+               defaults=_UNTIED | {"first_k_dense_replace": 0, "topk_method": "greedy", "q_lora_rank": 1536,
+                                   "norm_topk_prob": False}),
         Family("deepseek_v3", "DeepseekV3ForCausalLM", _deepseek_options, _deepseek_config, _deepseek_layer, "L",
-               defaults=_UNTIED | {"first_k_dense_replace": 3, "norm_topk_prob": True, "n_group": 8}),
+               defaults=_UNTIED | {"first_k_dense_replace": 3, "norm_topk_prob": True, "n_group": 8, "topk_group": 4,
+                                   "q_lora_rank": 1536}),
+        Family("kimi_linear", "KimiLinearForCausalLM", _kimi_options, _kimi_config, _kimi_layer, "KL", norm_eps=1e-5,
+               defaults=_UNTIED | {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4},
+               # Transformers itself renames those of dense layers when it saves.
+               also=(r"block_sparse_moe\.((gate|up|down)_proj)", r"mlp.\1")),
     )
 }  # fmt: skip
 """model_type -> the family."""
@@ -458,10 +666,10 @@ OF_TRAINING = (
 """Attributes of modules that do not decide what a model of these families computes."""
 
 
-def family_of(model: LanguageModel) -> tuple[Family | None, str]:
-    """The family that computes what a model does, and ""; or None, and what keeps it out of the nearest one."""
+def family_of(model: LanguageModel, among: Iterable[str] = FAMILIES) -> tuple[Family | None, str]:
+    """The first family that computes what a model does, and ""; or None, and what keeps it out of each."""
     reasons = []
-    for family in FAMILIES.values():
+    for family in map(FAMILIES.__getitem__, among):
         if set(model.letters) <= set(family.letters):
             if not (reason := _misfit(model, family)):
                 return family, ""
@@ -476,12 +684,16 @@ def _misfit(model: LanguageModel, family: Family) -> str:
         again = on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
     except (UserError, AttributeError, ValueError) as error:
         return str(error)
+    linked = {name for link in family.links(again) for name in link.ours}
+    for name, x in model.named_buffers():
+        if name.endswith(".bias") and name not in linked and bool(x.any()):
+            return f"{name} has no place"
     ours, theirs = ({name: _facts(m) for name, m in x.named_modules()} for x in (model, again))
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
             a, b = ours.get(name, {}), theirs.get(name, {})
-            key = next((key for key in {**a, **b} if a.get(key) != b.get(key)), "kind")
-            return f"{name or 'the model'}: {key} is {a.get(key)} and would be {b.get(key)}"
+            key = next(key for key in {**a, **b} if a.get(key, "of its own") != b.get(key, "of its own"))
+            return f"{name or 'the model'}: {key} is {a.get(key, 'of its own')} and would be {b.get(key, 'none')}"
     return ""
 
 
@@ -489,13 +701,12 @@ def _facts(module: nn.Module) -> dict[str, Any]:
     """What decides what a module computes beside its parts: its class, plain attributes, shapes of its tensors."""
     facts = {"kind": type(module).__name__}
     for key, value in vars(module).items():
+        if key.startswith("_") or key in (*OF_TRAINING, "training") or isinstance(value, ModelConfig | dict):
+            continue
         if dataclasses.is_dataclass(value):
-            value = tuple(sorted((k, v) for k, v in vars(value).items() if k not in (*OF_TRAINING, "hidden")))
-        own = isinstance(value, ModelConfig | dict) or key.startswith("_") or key in OF_TRAINING
-        if not own and key != "training":
-            facts[key] = (
-                value if isinstance(value, int | float | str | tuple | None) else type(value).__name__
-            )
+            kept = sorted(vars(value).items() - {(k, vars(value).get(k)) for k in (*OF_TRAINING, "hidden")})
+            value = ", ".join(f"{k}={v}" for k, v in kept)
+        facts[key] = value if isinstance(value, int | float | str | None) else type(value).__name__
     for name, x in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         facts[name] = tuple(x.shape)
     return facts

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -32,9 +33,17 @@ CONFIG, WEIGHTS, INDEX, TOKENIZER = (
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NEVER_READ = (".rotary_emb.inv_freq",)
 """Ends of the names of published tensors that follow from the configuration; older versions saved them."""
-_COUNTERS = (".step", ".total", ".counts")
-"""Ends of the names of our tensors that count training, and begin at 0."""
+_AT_ZERO = (".step", ".total", ".counts", ".balance.bias")
+"""Ends of the names of our buffers that are 0 in a model where nothing is published for them."""
 _SHOWN = 3
+
+
+class Place(NamedTuple):
+    """Where a tensor is: the file, its name in there, its shape."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Published:
         model = to_be_filled(config, **sizes)
         own = dict(model.named_parameters()) | dict(model.named_buffers())
         # By file, so that each is opened once and closed before the next one is read.
-        order = sorted(links, key=lambda link: str(shards[link.theirs[0]]))
+        order = sorted(links, key=lambda link: str(shards[link.theirs[0]].file))
         with torch.no_grad(), _Files(shards) as files:
             for link in order:
                 for name, x in zip(link.ours, link.read(*map(files.read, link.theirs)), strict=True):
@@ -92,7 +101,7 @@ class Published:
     def digest(self) -> str:
         """SHA-256 of config.json, the tokenizer and the weights, as hexadecimal digits."""
         found = hashlib.sha256()
-        names = {CONFIG, TOKENIZER, *(path.name for path in self._shards().values())}
+        names = {CONFIG, TOKENIZER, *(place.file.name for place in self._shards().values())}
         for path in sorted(self.folder / name for name in names):
             if path.is_file():
                 found.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -101,8 +110,8 @@ class Published:
                         found.update(block)
         return found.hexdigest()
 
-    def _shards(self) -> dict[str, Path]:
-        """The file of every tensor. Raises UserError where there are none, or one is missing or cut."""
+    def _shards(self) -> dict[str, Place]:
+        """Where every tensor is, by its published name. Raises UserError where one is missing or cut."""
         if (self.folder / INDEX).is_file():
             index = read_json(self.folder / INDEX).get("weight_map")
             if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
@@ -110,14 +119,15 @@ class Published:
             files = {self.folder / Path(name).name for name in index.values()}
         else:
             files, index = {self.folder / WEIGHTS}, None
-        found: dict[str, Path] = {}
+        found = []
         for file in sorted(files):
             if not file.is_file():
                 raise UserError(self._without(file))
-            found |= dict.fromkeys(_header(file), file)
-        if index is not None and (gone := sorted(set(index) - set(found))):
+            found += [Place(file, name, shape) for name, shape in _header(file).items()]
+        if index is not None and (gone := sorted(set(index) - {place.name for place in found})):
             raise UserError(f"{self.folder / INDEX} names tensors that its files do not hold: {_some(gone)}")
-        return found
+        also = self.family.also or ("$^", "")
+        return {re.sub(*also, place.name): place for place in found}
 
     def _without(self, file: Path) -> str:
         pickled = sorted(path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
@@ -128,11 +138,12 @@ class Published:
             )
         return f"{self.folder} has no {file.name}; fetch the whole folder again"
 
-    def _check(self, model: LanguageModel, links: Sequence[Link], shards: Mapping[str, Path]) -> None:
+    def _check(self, model: LanguageModel, links: Sequence[Link], shards: Mapping[str, Place]) -> None:
         """Compare names and shapes of what is there and what is to be. Raises UserError, naming some that differ."""
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         linked = [name for link in links for name in link.ours]
-        left = {name for name in model.state_dict() if not name.endswith(_COUNTERS)} ^ set(linked)
+        known = model.state_dict().keys()
+        left = {name for name in known - set(linked) if not name.endswith(_AT_ZERO)} | (set(linked) - known)
         if left or len(set(linked)) < len(linked):
             raise RuntimeError(
                 f"the names of {self.family.model_type} do not fill the model: {_some(sorted(left))}"
@@ -142,7 +153,7 @@ class Published:
             for link in links
             for name, x in zip(link.theirs, link.write(*(state[ours] for ours in link.ours)), strict=True)
         }
-        there = {name: shape for file in set(shards.values()) for name, shape in _header(file).items()}
+        there = {name: place.shape for name, place in shards.items()}
         problems = {
             "missing": [f"{name} {_written(shape)}" for name, shape in wanted.items() if name not in there],
             "left over": [
@@ -190,7 +201,7 @@ def from_pretrained(
 class _Files:
     """Tensors by name from safetensors files, of which one is open at a time."""
 
-    def __init__(self, shards: Mapping[str, Path]) -> None:
+    def __init__(self, shards: Mapping[str, Place]) -> None:
         self.shards, self.path, self.file = shards, None, None
 
     def __enter__(self) -> _Files:
@@ -201,13 +212,13 @@ class _Files:
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the dtype that it has there. Raises UserError for a damaged file."""
-        path = self.shards[name]
+        path, own, _ = self.shards[name]
         try:
             if path != self.path:
                 self.file = None
                 self.path, self.file = path, safetensors.safe_open(path, framework="pt")
             # A copy: a view keeps the whole file mapped.
-            return self.file.get_tensor(name).clone()
+            return self.file.get_tensor(own).clone()
         except (OSError, safetensors.SafetensorError) as error:
             raise _damaged(path, error) from error
 

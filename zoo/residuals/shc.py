@@ -45,6 +45,10 @@ class FactorisedStreams(HyperStreams):
         self.turn = nn.Parameter(torch.zeros(self.n - 1, self.n - 1)) if 1 < self.r < self.n else None
         self.register_buffer("harmonics", harmonics(self.n), persistent=False)
 
+    def restore(self) -> None:
+        """Compute the buffer that is not saved."""
+        self.harmonics.copy_(harmonics(self.n))
+
     def basis(self) -> Tensor:
         """U [n, r]."""
         turned = self.harmonics[:, 1:]
