@@ -69,7 +69,7 @@ def deepseek_layer(layer: Layer, interleaved: bool) -> Weights:
     q_rope, k_rope = (
         w if interleaved else half_split(w, m.rope_dim) for w in (m.q_rope.weight, m.k_rope.weight)
     )
-    query = _by_head(m.heads, m.q_up.weight, q_rope)
+    query = by_head(m.heads, m.q_up.weight, q_rope)
     if isinstance(m.q_norm, RMSNorm):
         yield "self_attn.q_a_proj.weight", m.q_down.weight
         yield "self_attn.q_a_layernorm.weight", m.q_norm.weight
@@ -78,7 +78,7 @@ def deepseek_layer(layer: Layer, interleaved: bool) -> Weights:
         yield "self_attn.q_proj.weight", query
     yield "self_attn.kv_a_proj_with_mqa.weight", torch.cat([m.kv_down.weight, k_rope])
     yield "self_attn.kv_a_layernorm.weight", m.kv_norm.weight
-    yield "self_attn.kv_b_proj.weight", _by_head(m.heads, m.k_up.weight, m.v_up.weight)
+    yield "self_attn.kv_b_proj.weight", by_head(m.heads, m.k_up.weight, m.v_up.weight)
     yield "self_attn.o_proj.weight", m.o_proj.weight
     yield from _dense_layer(layer)
 
@@ -106,8 +106,8 @@ def _dense_layer(layer: Layer) -> Weights:
         yield f"mlp.{name}_proj.weight", getattr(layer.channel, name).weight
 
 
-def _by_head(heads: int, *weights: Tensor) -> Tensor:
-    """Rows of several projections, put together head by head."""
+def by_head(heads: int, *weights: Tensor) -> Tensor:
+    """Rows [heads·width, ...] of several projections, put together head by head."""
     return torch.cat([w.unflatten(0, (heads, -1)) for w in weights], dim=1).flatten(0, 1)
 
 

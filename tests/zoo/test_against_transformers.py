@@ -5,7 +5,9 @@ An optional dependency of the tests: without it they are skipped.
 
 from __future__ import annotations
 
+import copy
 import importlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from support.margins import below
 from torch import Tensor, nn
 
 from experiments.bench.hugging_face import (
+    by_head,
     copy_weights,
     family_of,
     half_split,
@@ -258,8 +261,8 @@ def kimi():
     return found, transformers.KimiLinearConfig(layer_types=["linear_attention"], rms_norm_eps=1e-6, **sizes)
 
 
-def with_weights_of(mixer: nn.Module, layer: nn.Module) -> nn.Module:
-    """Kimi's layer with our weights; they must fill it, and of ours a gate's bias may be left over."""
+def delta_attention_weights(mixer: nn.Module) -> dict[str, Tensor]:
+    """Our weights by Kimi's names; of ours a gate's bias may be left over, and nothing else."""
     own = dict(mixer.state_dict())
     names = {
         "conv1d.weight": own.pop("convolution.weight").unsqueeze(1),
@@ -277,8 +280,67 @@ def with_weights_of(mixer: nn.Module, layer: nn.Module) -> nn.Module:
         ("q_proj.weight", "k_proj.weight", "v_proj.weight"), own.pop("qkv_proj.weight").chunk(3), strict=True
     )
     assert set(own) <= {"gate_up.bias"}
-    layer.load_state_dict(names)
-    return layer.eval()
+    return names
+
+
+def kimi_layer(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A layer of Kimi Linear by its names."""
+    m, channel = layer.mixer, layer.channel
+    if layer.mixer_name == "kda":
+        attention = delta_attention_weights(m)
+    else:
+        attention = {
+            "q_proj.weight": by_head(m.heads, m.q_up.weight, m.q_rope.weight),
+            "kv_a_proj_with_mqa.weight": torch.cat([m.kv_down.weight, m.k_rope.weight]),
+            "kv_a_layernorm.weight": m.kv_norm.weight,
+            "kv_b_proj.weight": by_head(m.heads, m.k_up.weight, m.v_up.weight),
+            "o_proj.weight": m.o_proj.weight,
+        }
+    yield from ((f"self_attn.{name}", weight) for name, weight in attention.items())
+    yield "input_layernorm.weight", layer.mixer_norm.weight
+    yield "post_attention_layernorm.weight", layer.channel_norm.weight
+    dense, folder = channel, ""
+    if layer.channel_name == "moe":
+        yield "mlp.gate.weight", channel.router.weight
+        yield "mlp.gate.e_score_correction_bias", channel.balance.bias
+        yield "mlp.experts.gate_up_proj", torch.cat([channel.gate, channel.up], 1)
+        yield "mlp.experts.down_proj", channel.down
+        dense, folder = channel.shared, "shared_experts."
+    for name in ("gate", "up", "down"):
+        yield f"mlp.{folder}{name}_proj.weight", getattr(dense, name).weight
+
+
+def test_the_published_kimi_linear_made_small_is_theirs(kimi, monkeypatch):
+    """Options of conf/model/published with other sizes: all but widths, heads and depth stays as published."""
+    module, _ = kimi
+    rule = getattr(module.chunk_kimi_delta_attention, "__wrapped__", module.chunk_kimi_delta_attention)
+    monkeypatch.setattr(module, "chunk_kimi_delta_attention", rule)
+    preset = copy.deepcopy(overlay("published/kimi_linear_48b"))
+    preset["mixers"]["kda"] |= {"n_heads": HEADS, "head_width": 12}
+    preset["mixers"]["mla"] |= {"kv_rank": 20, "head_width": 10, "rope_dim": 6}
+    preset["channel"]["swiglu"] |= {"hidden": HIDDEN}
+    preset["channel"]["moe"] |= {"n_experts": 12, "top_k": 3, "hidden": 16}
+    depth = 7
+    model = ours("F", preset | {"pattern": "KKKLKKL", "depth": depth, "d_model": D, "n_heads": HEADS})
+    with torch.no_grad():
+        for layer in model.layers[1:]:
+            layer.channel.balance.bias.copy_(torch.linspace(-0.4, 0.4, 12))
+    sizes = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 10}
+    sizes |= {"linear_num_heads": HEADS, "linear_head_dim": 12, "intermediate_size": HIDDEN}
+    sizes |= {"num_experts": 12, "num_experts_per_token": 3, "moe_intermediate_size": 16}
+    config = transformers.KimiLinearConfig(
+        hidden_size=D,
+        vocab_size=VOCAB,
+        num_hidden_layers=depth,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        layer_types=["linear_attention" if x == "K" else "full_attention" for x in model.letters],
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        **sizes,
+    )
+    theirs = transformers.KimiLinearForCausalLM(config)
+    copy_weights(model, theirs, kimi_layer, "model.norm.weight")
+    assert_same_logits(model, theirs.eval())
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -290,7 +352,8 @@ def test_kimi_delta_attention_is_the_published_layer_and_a_bias_of_the_gate_by_o
     rule = getattr(module.chunk_kimi_delta_attention, "__wrapped__", module.chunk_kimi_delta_attention)
     monkeypatch.setattr(module, "chunk_kimi_delta_attention", rule)
     mixer = ours("K", kda={"gate_bias": bias}).layers[0].mixer
-    theirs = with_weights_of(mixer, module.KimiLinearDeltaAttention(config, 0))
+    theirs = module.KimiLinearDeltaAttention(config, 0).eval()
+    theirs.load_state_dict(delta_attention_weights(mixer))
     x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted = theirs(x)
