@@ -16,15 +16,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from zoo.errors import UserError
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        GenerationMixin,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import Cache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+except ImportError as error:
+    raise UserError(f"zoo.hf needs transformers 5.5 or later ({error}); pip install -e '.[hf]'") from error
 
 from zoo.interfaces import Residual, restore
 from zoo.io import build

@@ -279,6 +279,16 @@ def test_the_folders_loader_serves_a_process_that_never_imported_this_project(tm
     assert len((tmp_path / "one" / LOADER).read_text().splitlines()) <= 10
 
 
+def test_without_transformers_the_classes_say_what_to_install():
+    script = "import sys; sys.modules['transformers'] = None\ntry:\n import zoo.hf\nexcept ValueError as e: print(e)"
+    root = Path(zoo.__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, check=True
+    )
+    assert "pip install -e '.[hf]'" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
 @pytest.fixture
 def pair(request, tmp_path):
     """A model and its class of transformers; the parameter: a preset, a scheme and a channel mixer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,30 @@ def test_a_published_model_computes_the_same_here(family, options, shard, tmp_pa
         for t in range(TIME):
             logits, state = ours.step(batch[:, t], state)
             assert relative(logits, wanted[:, t]) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_in_double_precision_both_agree_to_the_last_digits(family, tmp_path):
+    """With what transformers computes in fp32 whatever the dtype, norms and angles, lifted to fp64."""
+    folder, theirs = saved(tmp_path, family)
+    theirs = theirs.double()
+    rotary = theirs.model.rotary_emb
+    for module in theirs.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=module.weight.shape,
+                                     weight=module.weight, eps=module.variance_epsilon)  # fmt: skip
+
+    def angles(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        width = 2 * len(rotary.inv_freq)
+        turned = 1e4 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angle = position_ids[..., None].double() * turned
+        return tuple(f(torch.cat([angle, angle], -1)) for f in (torch.cos, torch.sin))
+
+    rotary.forward = angles
+    batch = torch.randint(VOCAB, (2, TIME), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted = theirs(batch, use_cache=False).logits
+        assert relative(zoo.from_pretrained(folder).double()(batch)[0], wanted) < 1e-12
 
 
 def test_half_precision_weights_are_read_as_they_are(tmp_path):
