@@ -33,6 +33,7 @@ from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
 from kernels.ops.sparse_step import sparse_step
+from kernels.ops.swiglu import swiglu
 from kernels.ops.timeline_attention import timeline_attention
 from kernels.rotary import RopeScaling, rope, rope_each
 
@@ -65,5 +66,6 @@ __all__ = [
     "sinkhorn",
     "sparse_attention",
     "sparse_step",
+    "swiglu",
     "timeline_attention",
 ]

@@ -20,8 +20,8 @@ from kernels.dispatch import Operation, Unserved
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.interfaces import set_step
-from zoo.model import WITHOUT_DATA, LanguageModel, letters_of, on_meta
+from zoo.interfaces import WITHOUT_DATA, set_step
+from zoo.model import LanguageModel, letters_of, on_meta
 
 TRAINING = ("warm-up", "training", "scoring")
 """What a run does: its first step and one past every warm-up, and scoring whole sequences."""

@@ -31,6 +31,9 @@ from zoo.modules.layers import NORM_EPS
 NOT_BY_STEPS = ("varlen", "flash_attn")
 """Backends that compute whole sequences alone: `Dims.step_backend` says why."""
 
+WITHOUT_DATA = ("auto", "torch", "reference")
+"""Backends that every operation has for every call; others are "auto" in models without storage: kernels need data."""
+
 Aux = dict[str, Tensor]
 """Auxiliary losses by name, scalars: each the mean over the batch's sequences of a number that each decides alone.
 
@@ -68,6 +71,11 @@ class Dims:
         token, and they do not serve the forms that only a step has (MLA's absorbed rows, path_step).
         """
         return "auto" if self.backend in NOT_BY_STEPS else self.backend
+
+    @property
+    def body_backend(self) -> str:
+        """The backend of what all models share: `backend`, or "auto" in place of those that are chosen for mixers."""
+        return self.backend if self.backend in WITHOUT_DATA else "auto"
 
 
 class Mixer(nn.Module, ABC):

@@ -18,7 +18,7 @@ from zoo import context_parallel, registry
 from zoo.config import ModelConfig, read_channels, read_pattern
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.interfaces import Aux, Dims
+from zoo.interfaces import WITHOUT_DATA, Aux, Dims
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
 from zoo.options import check_limits, remembered
 from zoo.recompute import Layers, Recompute
@@ -121,6 +121,7 @@ class LanguageModel(nn.Module):
         dims = Dims(
             config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend, config.norm_eps
         )
+        self.body_backend = dims.body_backend
         # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
         with torch.random.fork_rng(devices=[]):
             self._build(config, vocab_size, dims)
@@ -234,9 +235,7 @@ class LanguageModel(nn.Module):
 
     def _nats(self, x: Tensor, targets: Tensor, right: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         x, head = self.norm(self.streams.collapse(x)), self.embedding if self.head is None else self.head
-        # Others are names of a mixer's forms.
-        backend = self.config.backend if self.config.backend in WITHOUT_DATA else "auto"
-        return kernels.linear_cross_entropy(x, head.weight, targets, right=right, backend=backend)
+        return kernels.linear_cross_entropy(x, head.weight, targets, right=right, backend=self.body_backend)
 
     def _aux_weights(self) -> dict[str, float]:
         weights: dict[str, float] = {}
@@ -265,10 +264,6 @@ def init_weights(model: LanguageModel, seed: int) -> None:
     for module in reversed(list(model.modules())):
         if hasattr(module, "init_weights"):
             module.init_weights(generator)
-
-
-WITHOUT_DATA = ("auto", "torch", "reference")
-"""Backends that every operation has for every call; others are "auto" in models without storage: kernels need data."""
 
 
 def on_meta(

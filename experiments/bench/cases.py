@@ -398,6 +398,11 @@ def head(d: InputFactory) -> list[Call]:
     ]
 
 
+def hidden_layer(d: InputFactory) -> list[Call]:
+    """SwiGLU's gate at the reference model's hidden width."""
+    return [call("swiglu", d.normal(2048), d.normal(2048))]
+
+
 # All cases.
 
 CASES = {
@@ -445,6 +450,7 @@ CASES = {
         Case("hyper-connections, oHC", lambda d: wrapped(d, "cayley")),
         Case("hyper-connections, mHC", lambda d: wrapped(d, "sinkhorn")),
         Case("linear_cross_entropy", head, tokens=8192),
+        Case("swiglu", hidden_layer),
     )
 }
 

@@ -540,6 +540,12 @@ def linear_cross_entropy() -> Iterator[Call]:
         yield Call(name, kernels.linear_cross_entropy, tensors, options, ("x", "weight"))
 
 
+def swiglu() -> Iterator[Call]:
+    for name, shape in (("rows", (2, 5, 7)), ("several tiles", (9, 530)), ("one axis", (6,))):
+        tensors = {"gate": 3 * uniform("gate", *shape), "up": uniform("up", *shape)}
+        yield Call(name, kernels.swiglu, tensors, {}, ("gate", "up"))
+
+
 def rope() -> Iterator[Call]:
     for name, positions in (
         ("one axis", torch.arange(5)),
@@ -584,6 +590,7 @@ WITH_BACKENDS = (
         streams,
         grouped_linear,
         linear_cross_entropy,
+        swiglu,
     ),
 )
 ALONE = (rope, segments)

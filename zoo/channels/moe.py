@@ -130,6 +130,7 @@ class MoE(Channel):
         super().__init__()
         _check(config)
         self.config, self.backend, self.output_std = config, dims.backend, output_std(dims.depth)
+        self.body_backend = dims.body_backend
         experts, width, hidden = config.n_experts, dims.d_model, expert_hidden(config, dims.d_model)
         self.aux_weights = {"expert_balance": config.aux_weight}
         self.router = nn.Linear(width, experts, bias=False)
@@ -181,7 +182,7 @@ class MoE(Channel):
         # Copy, then permute: both have gradients that add in a fixed order, on GPUs too.
         rows = x.flatten(0, -2).repeat_interleave(k, 0).index_select(0, order)
         gate, up = (self._experts(rows, weight, counts) for weight in (self.gate, self.up))
-        out = self._experts(F.silu(gate) * up, self.down, counts)
+        out = self._experts(kernels.swiglu(gate, up, backend=self.body_backend), self.down, counts)
         out = out.index_select(0, places).unflatten(0, chosen.shape)
         return (weights.to(out.dtype).unsqueeze(-1) * out).sum(-2)
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Channel, Dims
 from zoo.modules import OutputProjection, project
@@ -32,11 +32,12 @@ class SwiGLU(Channel):
         self.gate = nn.Linear(dims.d_model, hidden, bias=False)
         self.up = nn.Linear(dims.d_model, hidden, bias=False)
         self.down = OutputProjection(hidden, dims.d_model, bias=False)
+        self.backend = dims.body_backend
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         """x [..., D] -> (y [..., D], no losses)."""
         gate, up = project(x, self.gate, self.up)
-        return self.down(F.silu(gate) * up), {}
+        return self.down(kernels.swiglu(gate, up, backend=self.backend)), {}
 
 
 def default_hidden(d_model: int) -> int:

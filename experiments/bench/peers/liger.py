@@ -53,9 +53,16 @@ def _head(calls: list[Call]) -> Callable[[], Any]:
     return lambda: linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), reduction="sum")
 
 
+def _hidden_layer(calls: list[Call]) -> Callable[[], Any]:
+    swiglu = of_library((LIBRARY, "liger_swiglu"))
+    (call,) = calls
+    return lambda: swiglu(*call.arguments)
+
+
 CALLS: dict[str, Make] = {
     "hyper_pre": _pre,
     "hyper_post": _post,
     "hyper-connections, mHC": _whole,
     "linear_cross_entropy": _head,
+    "swiglu": _hidden_layer,
 }
