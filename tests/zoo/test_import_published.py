@@ -121,9 +121,12 @@ def test_memory_never_holds_more_than_the_model_and_a_shard(tmp_path):
     script = (
         "import torch, zoo\nfrom support.peak_memory import peak\nbefore = peak()\n{}print(peak() - before)"
     )
-    grown = 1024 * printed_by(script.format(f"zoo.from_pretrained({str(folder)!r})\n"))
+    load = f"model = zoo.from_pretrained({str(folder)!r})\n"
+    grown = 1024 * printed_by(script.format(load))
     idle = 16 << 20  # what the interpreter takes for itself meanwhile
     assert model * 0.9 < grown < model + shard + idle
+    written = 1024 * printed_by(script.format(f"{load}zoo.export(model, {str(tmp_path / 'run')!r})\n"))
+    assert written < grown + idle  # no second copy
 
 
 # Bad input.
@@ -244,6 +247,26 @@ def test_a_missing_shard_is_refused_and_an_index_that_names_more_than_there_is(t
 def test_pickled_weights_are_not_read(qwen):
     (qwen / "model.safetensors").rename(qwen / "pytorch_model.bin")
     assert "can run code" in refused(qwen)
+
+
+def test_code_in_a_folder_is_never_run(qwen):
+    (qwen / "modeling_own.py").write_text("raise SystemExit('run')")
+    change(qwen, lambda c: c.update(auto_map={"AutoModelForCausalLM": "modeling_own.Own"}))
+    assert zoo.from_pretrained(qwen).letters == "FF"
+
+
+def test_layers_that_predict_later_tokens_and_saved_angles_are_left_out(folders, tmp_path):
+    folder = shutil.copytree(folders["DeepseekV3"], tmp_path / "model")
+    before = zoo.from_pretrained(folder).state_dict()
+    more = {
+        "model.layers.3.eh_proj.weight": torch.ones(2),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
+    }
+    weights(folder, lambda w: w.update(more))
+    after = zoo.from_pretrained(folder).state_dict()
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
+    weights(folder, lambda w: w.update({"model.layers.2.eh_proj.weight": torch.ones(2)}))
+    assert "left over: model.layers.2.eh_proj.weight [2]" in refused(folder)
 
 
 # Tokenizers.
