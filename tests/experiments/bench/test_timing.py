@@ -126,3 +126,19 @@ def test_latency_is_of_one_sequence_of_each_length(monkeypatch):
     )
     latency.run(tiny_config(bench__lengths=[4, 8], bench__repeats=1, data__tokenizer="bytes"))
     assert made == [(1, 4), (1, 8)]
+
+
+@pytest.mark.parametrize(("asked", "told"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_rows_say_the_precision_in_which_models_computed(monkeypatch, asked, told):
+    seen = []
+    forward = latency.LanguageModel.forward
+
+    def watched(model, tokens, *rest, **options):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return forward(model, tokens, *rest, **options)
+
+    monkeypatch.setattr(latency.LanguageModel, "forward", watched)
+    config = tiny_config(bench__lengths=[4], bench__repeats=1, trainer__precision=asked)
+    rows = latency.run(config)
+    assert {row["precision"] for row in rows} == {told}
+    assert set(seen) == {asked == "bf16"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from experiments import evidence
 from experiments.evidence import (
@@ -86,19 +85,6 @@ def test_a_steps_costs_are_those_with_recomputation_over_those_without(monkeypat
     assert [value for _, value in numbers(selective_recompute.time_of_recomputation)] == [1.5, 1.25, 1.5, 0.5]
 
 
-def test_identities_are_of_two_to_eight_streams(monkeypatch):
-    seen: set[tuple[int, torch.dtype]] = set()
-    made = rotations.raw_matrices
-
-    def raw(count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
-        seen.add((n, dtype))
-        return made(2, n, dtype)
-
-    monkeypatch.setattr(rotations, "raw_matrices", raw)
-    list(rotations.identities())
-    assert seen == {(n, dtype) for n in range(2, 9) for dtype in (torch.float32, torch.float64)}
-
-
 def first(measurement: Callable) -> Number:
     return next(iter(measurement()))
 
@@ -120,10 +106,3 @@ def test_a_memory_that_changes_without_being_named_is_seen(monkeypatch):
 
     monkeypatch.setattr(recurrent_mixers.kernels, "memory_mixture", leaking)
     assert first(recurrent_mixers.memories_interfere).value == pytest.approx(0.5)
-
-
-def test_a_ratio_of_errors_is_of_their_means():
-    own, peer = torch.tensor([2.0, 2.0, 8.0]), torch.tensor([1.0, 4.0, 1.0])
-    found = recurrent_mixers.mean_ratio("errors", own, peer)
-    assert found.value == 2.0
-    assert found.low <= 2.0 <= found.high

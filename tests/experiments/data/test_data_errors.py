@@ -1,11 +1,8 @@
 """Bad input is refused with a line that says what to do, before anything is written."""
 
 import pytest
-from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.sources.base import check_sizes
-from experiments.data.sources.text import cut_text
 from zoo.errors import UserError
 
 
@@ -149,21 +146,3 @@ def test_the_hub_out_of_reach(cache, monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"cannot get Salesforce/wikitext .* local folder .* data.path="):
         prepare(cfg, progress=False)
     assert not cache.exists()
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_split_of_one_token_has_nothing_to_score(config, split):
-    sizes = {"train": 10_000, "validation": 2, "test": 2}
-    check_sizes(config(), sizes, "tokens")
-    with pytest.raises(UserError, match="too small"):
-        check_sizes(config(), {**sizes, split: 1}, "tokens")
-
-
-def test_separators_count_where_a_text_just_fills_a_window(config, tmp_path):
-    """Bytes of the training part and one separator: a window, and the target of its last token."""
-    text = prose(3)
-    (tmp_path / "short.txt").write_text(text, encoding="utf-8")
-    size = len(cut_text(text)["train"].encode())
-    check(config(path=str(tmp_path / "short.txt"), seq_len=size))
-    with pytest.raises(UserError, match=f"needs at least {size + 2} tokens"):
-        check(config(path=str(tmp_path / "short.txt"), seq_len=size + 1))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from experiments.data import fingerprint, prepare
-from experiments.data.corpus import token_dtype
 from experiments.data.sources import SOURCES, SPLITS
 from experiments.data.sources.base import files_stamp
 from experiments.data.tokenizers import TOKENIZERS
@@ -55,12 +54,6 @@ def test_a_settled_file_is_not_read_again(config, text_file, cache):
     assert fingerprint(config()) != first
     memory.write_text("damaged")
     assert fingerprint(config()) == first
-
-
-@pytest.mark.parametrize("vocab_size", [2, 257, 65_535, 65_536, 65_537, 100_000, 2**32])
-def test_every_token_has_room_in_its_file(vocab_size: int):
-    """Of a larger vocabulary the last tokens would be stored as other ones."""
-    assert np.iinfo(token_dtype(vocab_size)).max >= vocab_size - 1
 
 
 def test_prepare_again_maps_the_same_tokens(config, cache):
@@ -146,21 +139,6 @@ def test_a_file_that_was_just_put_in_place_is_new_whatever_time_it_carries(tmp_p
     file.write_bytes(b"one")
     os.utime(file, (1e9, 1e9))
     assert files_stamp([file], settled_ns=3600 * 10**9) is None
-
-
-def test_files_that_were_equal_once_are_compared_anew(config, tmp_path):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name in ("a.txt", "b.txt"):
-        (folder / name).write_bytes(b"the same words in both")
-    cfg = config(path=str(folder))
-
-    def documents() -> list[str]:
-        return [document.text for document in SOURCES["text"].documents(cfg, "train", tmp_path)]
-
-    assert len(documents()) == 1
-    edit_unseen(folder / "b.txt", b"now other words in one")
-    assert len(documents()) == 2
 
 
 def test_every_training_text_and_size_has_a_tokenizer_of_its_own_in_one_cache(config, cache):

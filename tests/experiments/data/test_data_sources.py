@@ -12,7 +12,6 @@ from support.sample_text import prose
 from experiments.data import DataConfig, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS, pydocs, read_split, wikitext
 from experiments.data.sources.pydocs import module_blocks
-from experiments.data.sources.wikitext import find_parquet
 from zoo.errors import UserError
 
 
@@ -83,15 +82,6 @@ def test_many_files_of_which_one_is_most_of_the_text_are_each_cut(config, tmp_pa
     )
 
 
-def test_a_file_of_just_a_tenth_of_the_text_stays_whole(config, tmp_path):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for i in range(20):
-        (folder / f"{i:02d}.txt").write_text(f"{i:02d}".ljust(190 if i == 0 else 90, "x"))
-    cfg = config(path=str(folder))
-    assert sorted(len(text) for split in SPLITS for text in texts(cfg, split, tmp_path)) == [90] * 19 + [190]
-
-
 def test_few_files_are_each_cut(config, tmp_path):
     folder = tmp_path / "chapters"
     folder.mkdir()
@@ -120,13 +110,6 @@ def test_two_stars_match_files_in_any_depth(config, tmp_path):
     assert read("notes/*/*.txt") == {"one"}
 
 
-def test_words_are_counted_with_one_a_line_end(config, tmp_path):
-    file = tmp_path / "lines.txt"
-    file.write_text("one two\n\nthree\n" * 400)
-    corpus = prepare(config(path=str(file)), progress=False)
-    assert sum(split.n_words for split in corpus.splits.values()) == 400 * (3 + 3)
-
-
 # WikiText
 
 
@@ -146,25 +129,6 @@ def test_what_looks_like_a_heading_and_is_followed_by_text_starts_no_article():
     assert document.text == "".join(rows)
 
 
-def test_articles_do_not_depend_on_how_files_are_cut(article_rows):
-    rows = article_rows(5)
-    whole = list(wikitext.articles([rows]))
-    assert list(wikitext.articles([rows[:13], rows[13:]])) == whole
-    assert next(wikitext.articles([rows[1:]])).text == whole[0].text  # a file that opens with its heading
-
-
-def test_a_heading_at_the_start_of_a_file_begins_an_article():
-    """Whatever row the file before it ends with."""
-    files = [[" = One = \n", "", " text \n"], [" = Two = \n", "", " more \n"]]
-    assert [document.text for document in wikitext.articles(files)] == ["".join(rows) for rows in files]
-
-
-def test_rows_without_any_heading_are_one_document():
-    documents = list(wikitext.articles([["", " no heading \n", " more \n"]]))
-    assert [(document.text, document.rows) for document in documents] == [(" no heading \n more \n", 3)]
-    assert list(wikitext.articles([["", ""]])) == []
-
-
 @pytest.mark.parametrize("name", ["wikitext103", "wikitext2"])
 def test_local_folder(wikitext_folder, cache, name, article_rows):
     cfg = DataConfig(
@@ -178,19 +142,6 @@ def test_local_folder(wikitext_folder, cache, name, article_rows):
     assert validation.n_bytes == len("".join(rows).encode()) == len(validation.tokens) - 3
     assert decoded(corpus, "validation").replace("<|endoftext|>", "") == "".join(rows)
     assert corpus.describe()["validation"] == "validation (27 rows, not as published)"
-
-
-def test_rows_of_large_strings_are_read_like_any(wikitext_folder, cache, article_rows):
-    """As polars writes them."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    (file,) = wikitext_folder.glob("test-*")
-    rows = article_rows(5, seed=4)
-    pq.write_table(pa.table({"text": pa.array(rows, pa.large_string())}), file)
-    cfg = DataConfig(name="wikitext2", path=str(wikitext_folder), tokenizer="bytes", seq_len=32)
-    cfg.cache_dir = str(cache)
-    check(cfg)
-    corpus = prepare(cfg, progress=False)
-    assert decoded(corpus, "test").replace("<|endoftext|>", "") == "".join(rows)
 
 
 def published(monkeypatch, cfg: DataConfig, name: str, digests: bool) -> None:
@@ -236,14 +187,6 @@ def test_a_text_is_called_wikitext_where_it_is_what_was_published(
     assert f"is not wikitext-2-raw-v1 as published; its text is called {split} (" in line
 
 
-def test_what_was_read_stands_in_the_summary(wikitext_folder, cache):
-    cfg = DataConfig(name="wikitext2", path=str(wikitext_folder), tokenizer="bytes", seq_len=32)
-    cfg.cache_dir = str(cache)
-    told = prepare(cfg, progress=False).describe()
-    for split in SPLITS:
-        assert told["splits"][split]["sha256"] == read_split(cfg, split)["digest"]
-
-
 def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for file in wikitext_folder.glob("train-*"):
@@ -258,22 +201,6 @@ def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows)
         assert corpus.splits["train"].n_documents == 7
         assert corpus.labels["train"] == "other-train"
     assert len(list((cache / "corpora").iterdir())) == 1
-
-
-def test_one_split_is_called_by_what_it_is_read_from(tmp_path):
-    """A training text of one's own is never called WikiText, and other splits need no training text."""
-    cfg = DataConfig(name="wikitext2", train_path=str(tmp_path / "own-00000-of-00001.parquet"))
-    assert SOURCES["wikitext2"].label(cfg, "test") == "wikitext-2-raw-v1 test"
-    (tmp_path / "own-00000-of-00001.parquet").touch()
-    assert SOURCES["wikitext2"].label(cfg, "train") == "own"
-
-
-def test_parquet_files_are_read_in_the_order_of_their_names(tmp_path):
-    names = [f"part-{(7 * i) % 20:05d}.parquet" for i in range(20)]
-    for name in names:
-        (tmp_path / name).touch()
-    for place in (tmp_path, tmp_path / "part-*.parquet"):
-        assert [file.name for file in find_parquet(str(place), "path")] == sorted(names)
 
 
 def test_a_blank_row_more_is_another_corpus(cache, tmp_path, article_rows):
@@ -401,15 +328,6 @@ class A:
         "------------\nx = 1\nExplains the line that follows below.",
         "A.method.inner()\n\n    Inner functions count as well.",
     ]
-
-
-@pytest.mark.parametrize("quotes", ['"""', "'''", 'f"""', 'r"""', 'b"""'])
-def test_no_line_of_a_string_is_taken_for_a_comment(quotes):
-    """Neither the first nor the last, which goes on in code; what stands below is a comment again."""
-    end = quotes[-3:]
-    hidden = "# one two three four five"
-    source = f"x = ({quotes}{hidden}\n{hidden}\n{hidden}\n{hidden}{end}, 1)\n# Six words of a true comment.\n"
-    assert module_blocks(source) == ["Six words of a true comment."]
 
 
 @pytest.mark.long

@@ -150,29 +150,6 @@ def test_training_shows_the_short_words_of_s3_and_never_a_whole_one():
     assert (np.diff(right[1:]) <= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("leak", "rule"),
-    [("beside", "distance"), ("first", "place"), ("ordered", "order")],
-)
-def test_the_copying_control_sees_what_is_told(leak: str, rule: str):
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(1, 9, (300, 12))
-    targets = np.full(tokens.shape, IGNORE)
-    asked = np.sort(rng.permuted(np.tile(np.arange(6, 12), (300, 1)), axis=1)[:, :2], axis=1)
-    for row, places in enumerate(asked):
-        if leak == "beside":
-            targets[row, places] = tokens[row, places - 1]
-        elif leak == "first":
-            targets[row, places] = tokens[row, 2]
-        else:  # two values among keys, at places that differ, asked for in their order
-            values = np.sort(rng.permutation(6)[:2])
-            tokens[row] += 20
-            tokens[row, values] -= 20
-            targets[row, places] = tokens[row, values]
-    half = (tokens[:150], targets[:150]), (tokens[150:], targets[150:])
-    assert copying(*half)[rule][0] == 1.0
-
-
 def sequences(task_set: TaskSet, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets of so many sequences; training of seed 0."""
     if split == "train":

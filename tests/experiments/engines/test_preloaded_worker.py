@@ -18,7 +18,7 @@ from experiments.engines import engine, preloaded_worker
 from experiments.engines.engine import PAUSED
 from experiments.engines.preloaded_worker import PreloadedWorker
 from experiments.system.paths import ROOT
-from experiments.system.torchrun import END, PARENT
+from experiments.system.torchrun import PARENT
 from experiments.training.execute import _environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
@@ -47,20 +47,6 @@ def test_a_starter_of_cells_trains_none_where_its_own_starter_is_gone_already():
     assert outcome.stderr == "", "it read the cell"
 
 
-@pytest.mark.parametrize(
-    ("module", "number"),
-    [
-        ("system.torchrun", END),
-        ("training.rank", signal.SIGKILL),
-        ("engines.preloaded_worker", signal.SIGKILL),
-    ],
-)
-@linux
-def test_a_process_whose_parent_is_another_one_by_now_ends_at_once(module: str, number: signal.Signals):
-    outcome = python("-m", f"experiments.{module}", **{PARENT: "1"})
-    assert (outcome.returncode, outcome.stderr) == (128 + number, "")
-
-
 def test_a_run_of_several_processes_tells_them_who_started_it():
     assert _environment(Config())[PARENT] == str(os.getpid())
 
@@ -80,20 +66,6 @@ def test_a_harness_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch):
             "the harness cannot be loaded: ImportError: no lightning on this node",
         )
         assert worker.process.wait() == 1
-
-
-@pytest.mark.parametrize("how", ["print('a word')", "os.system('echo a word')"])
-def test_what_cells_print_is_no_answer(tmp_path: Path, monkeypatch, capfd, how: str):
-    without(tmp_path, monkeypatch, "lightning", f"import os\n{how}\nraise ImportError('none')")
-    worker = PreloadedWorker(1)
-    assert worker.train(tmp_path / "cell.json", 1) == (
-        None,
-        "the harness cannot be loaded: ImportError: none",
-    )
-    assert worker.process.wait() == 1
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "a word" in said.err
 
 
 @pytest.mark.parametrize(

@@ -135,3 +135,23 @@ def test_what_breaks_the_gpu_ends_the_tuning_and_no_other_failure_does(monkeypat
     assert failing("no such form") == "RuntimeError: no such form"
     with pytest.raises(RuntimeError, match="CUDA error"):
         failing("CUDA error: an illegal memory access was encountered")
+
+
+def test_training_reads_what_is_given_of_wikitext_and_a_rehearsal_the_text_of_the_command(tmp_path):
+    """Folders and files that are not in gpu.inputs come from the Hub."""
+    base = tiny_config(results=str(tmp_path), gpu__inputs=str(tmp_path), data__cache_dir="kept")
+    rehearsed = Settings.of(dataclasses.replace(base, gpu=dataclasses.replace(base.gpu, rehearse=True)))
+    data = rehearsed.training("dense", 60.0).data
+    assert data == dataclasses.replace(base.data, seq_len=32, batch_size=4)
+
+    def given() -> tuple:
+        data = Settings.of(base).training("dense", 60.0).data
+        assert (data.name, data.tokenizer, data.cache_dir) == ("wikitext103", "gpt2", "kept")
+        return data.path, data.train_path, data.gpt2_path
+
+    assert given() == (None, None, None)
+    for folder in ("wikitext-103-raw-v1", "gpt2"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a-train-1.parquet").touch()
+    names = ("wikitext-103-raw-v1", "*train*.parquet", "gpt2")
+    assert given() == tuple(str(tmp_path / name) for name in names)
