@@ -109,6 +109,17 @@ def test_losses_are_compared_with_the_transformer_and_with_the_relative(
     assert any(line.startswith("Longer contexts: trained with") for line in found["What this cannot tell"])
 
 
+def test_of_a_relative_that_was_not_trained_no_loss_is_told(tmp_path, write_run):
+    folder = write(tmp_path / "exp", sizes=(), speeds=())
+    for name, letter in (("transformer", "F"), ("kda", "K")):
+        model = {"preset": name if letter == "F" else None, "pattern": letter * 4}
+        for seed in range(3):
+            write_run(folder, name, seed, 3 + 0.01 * seed, model=model, option=name)
+    found = sections(write_verdict(folder, load_results(folder)))
+    told = {where for where, lines in found.items() for line in lines if line.startswith("Test loss")}
+    assert told == {"Beside transformer: Equal, or not shown to differ"}
+
+
 def probed(folder: Path, rows: dict[str, list[tuple[str, str, float | None, float]]]) -> None:
     """Give runs measures of three layers: model -> (measure, axis, end, value of seed 0, half of seed 1's)."""
     for run in (path.parent for path in folder.glob("*/summary.json")):

@@ -217,6 +217,13 @@ def test_the_tables_show_the_number_that_decided_and_count_the_parts():
     assert (row["verdict"], row["value"]) == (REFUTED, 2)
 
 
+def test_a_claim_without_a_needed_number_or_without_any_has_a_row_too():
+    (shown,) = rows([entry(checks=(check(1, 1, 1, None),))]).to_dict("records")
+    (none,) = rows([entry(checks=())]).to_dict("records")
+    assert (shown["measured"], shown["needed"], shown["parts"]) == ("a number", "", "none judged")
+    assert (none["measured"], none["needed"]) == ("", "")
+
+
 def test_a_time_beside_other_work_says_so():
     timed = check(1, 1, 1, at_most(1), timed=True, load=3.2, machine="a machine")
     (row,) = rows([entry(checks=(timed,))]).to_dict("records")

@@ -57,6 +57,24 @@ def test_shapes_alone_are_those_of_the_tensors(case):
         assert all(x.is_meta for x in b.tensors())
 
 
+KINDS = {
+    "normal": lambda x: x.isfinite(),
+    "weight": lambda x: x.isfinite(),
+    "unit": lambda x: (x.norm(dim=-1) - 1).abs() < 1e-5,
+    "log_gate": lambda x: x < 0,
+    "gate": lambda x: (x > 0) & (x < 1),
+    "ones": lambda x: x == 1,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_inputs_are_of_their_range_and_learn_and_shapes_alone_hold_nothing(kind):
+    real, dry = (getattr(InputFactory(2, 5, device, torch.float32), kind)(3, 4) for device in (CPU, META))
+    assert KINDS[kind](real.detach()).all()
+    assert (real.requires_grad, dry.requires_grad) == (True, False)
+    assert real.shape == dry.shape
+
+
 def test_causal_indices_are_different_tokens_of_the_past():
     torch.manual_seed(0)
     indices = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)

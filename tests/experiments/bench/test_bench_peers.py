@@ -234,3 +234,9 @@ def test_a_peer_that_cannot_be_imported_is_named_with_its_reason(
         look_up.cache_clear()
     assert why.startswith(module)
     assert ("something_that_is_not_there" if state == "broken" else "is not installed") in why
+
+
+def test_a_copy_is_of_the_largest_input():
+    (call,) = calls_of("short_conv", 256)
+    copied = peers.form("copy", "short_conv", [call])()
+    assert copied.shape == max(call.arguments, key=torch.numel).shape

@@ -141,3 +141,18 @@ def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: P
 
 def test_ratios_are_of_pairs():
     assert timing.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(("milliseconds", "further"), [(1.0, 7), (4999.0, 7), (5000.0, 1), (1e5, 1)])
+def test_a_recurrence_that_takes_seconds_is_timed_twice_and_no_more(milliseconds, further, monkeypatch):
+    """In turns with its form, which is timed as often."""
+    rounds = []
+
+    def interleaved(forms, repeats, device, warm_up):
+        rounds.append(repeats)
+        return {name: [milliseconds if name == "reference" else 1.0] * repeats for name in forms}
+
+    monkeypatch.setattr(cpu.timing, "interleaved", interleaved)
+    monkeypatch.setattr(cpu, "OPERATIONS", {"delta_rule": cpu.OPERATIONS["delta_rule"]})
+    cpu.run_recurrences(3, 7)
+    assert rounds == [1, further] * len(cpu.MODES)

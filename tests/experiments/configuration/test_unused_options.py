@@ -6,7 +6,8 @@ import pytest
 from support.program import Lab
 
 from experiments.configuration.compose import compose
-from experiments.configuration.explain import unused_options
+from experiments.configuration.explain import known_keys, unused_options
+from experiments.configuration.hydra_settings import unknown_key
 from experiments.configuration.schema import Config
 
 UNUSED = "no model of this command uses "
@@ -77,3 +78,19 @@ def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
         plain.out,
         f"notice: {UNUSED}model.residual.mhc.iters; model.residual.name=mhc would\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("model.residual.iters", "did you mean 'model.residual.mhc.iters'?"),
+        ("residual", "did you mean 'model.residual.name'?"),
+        ("probe.window", "did you mean 'probe.windows'?"),
+        ("lr", "did you mean 'optim.lr'?"),
+        ("model.mixer.kda.decay", "did you mean 'model.mixers.kda.decay'?"),
+        ("trainer.foo", "trainer has max_steps, accumulate,"),
+        ("zzz", "shows all keys"),
+    ],
+)
+def test_a_key_that_is_not_there_names_what_may_have_been_meant(key: str, meant: str):
+    assert meant in unknown_key(key, known_keys())

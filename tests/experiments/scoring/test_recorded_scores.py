@@ -14,7 +14,7 @@ from support.steady import changed, set_by_formula, tiny_config
 from experiments.data import Sequences, Split
 from experiments.data.tasks_base import IGNORE
 from experiments.scoring import text
-from experiments.scoring.tasks import score_sequences
+from experiments.scoring.tasks import accuracies, score_sequences
 from kernels import linear_cross_entropy
 from zoo import LanguageModel
 
@@ -87,3 +87,19 @@ def test_tasks_are_scored_in_the_precision_asked_for_and_losses_in_fp32(precisio
     assert score.nats.dtype == np.float64
     assert len(score.nats) == 5
     assert model.training
+
+
+@pytest.mark.parametrize(
+    ("targets", "share", "sequences"),
+    [
+        ([[1, 1, IGNORE], [1, 2, IGNORE]], 3 / 4, 1 / 2),
+        ([[1, 1, 1], [IGNORE, IGNORE, 1]], 1.0, 1.0),
+        ([[0, 2, IGNORE], [3, 1, IGNORE]], 1 / 4, 0.0),
+    ],
+)
+def test_accuracies_are_shares_of_what_is_asked_and_of_sequences_without_a_mistake(targets, share, sequences):
+    answers = torch.tensor(targets)
+    found = accuracies(answers == 1, answers)
+    assert (float(found["accuracy"]), float(found["sequence_accuracy"])) == (share, sequences)
+    of_more = accuracies(answers == 1, answers, torch.tensor([2 * (answers >= 0).sum(), 4]))
+    assert float(of_more["accuracy"]) == share / 2

@@ -50,3 +50,43 @@ def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(
         {"outcome": "paused", "message": "a\nb"}
     ]
     assert capfd.readouterr().out == "words\nhalf "
+
+
+def test_progress_is_sent_a_few_times_a_second_and_of_a_phase_its_beginning_and_its_end_always(monkeypatch):
+    clock, sent = [0.0], []
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    send = processes.ThrottledSender(lambda message: sent.append(message[:2]))
+    steps = processes.MIN_SECONDS * 0.6
+    for number, (phase, done) in enumerate(
+        (("train", 1), ("train", 2), ("train", 3), ("test", 1), ("test", 9)), start=10
+    ):
+        clock[0] = number * steps
+        send(phase, done, 9)
+    assert sent == [("train", 1), ("train", 3), ("test", 1), ("test", 9)]
+
+
+def test_a_bar_is_drawn_for_each_phase_from_where_it_begins_and_none_where_it_is_off(monkeypatch):
+    class Bar:
+        def __init__(self, initial: int, desc: str, **options) -> None:
+            self.n, self.desc = initial, desc
+            drawn.append(self)
+
+        def set_postfix_str(self, note: str, refresh: bool) -> None:
+            self.note = note
+
+        def update(self, more: int) -> None:
+            self.n += more
+
+        def close(self) -> None:
+            self.desc += ", closed"
+
+    drawn: list[Bar] = []
+    monkeypatch.setattr(processes, "tqdm", Bar)
+    for bar in (processes.Bar("a run"), processes.Bar("off", enabled=False)):
+        for phase, done in (("train", 2), ("train", 5), ("test", 9)):
+            bar(phase, done, 9, f"at {done}")
+        bar.close()
+    assert [(bar.desc, bar.n, bar.note) for bar in drawn] == [
+        ("a run: train, closed", 5, "at 5"),
+        ("a run: test, closed", 9, "at 9"),
+    ]
