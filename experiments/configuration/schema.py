@@ -434,6 +434,7 @@ class Config:
     format: job=export: hf, Hugging Face's layout.
     family: job=export: the model_type to write: archzoo, or a published family (null: the family that computes the same
         as the model, or archzoo where there is none).
+    push: job=export: ORG/NAME, the repository of the Hugging Face hub to upload the folder to (null: none).
     licence: job=export: the licence of the weights, as the hub names it, for the model card.
     leave_out: job=publish: probe tables that are too large to commit.
     suite: job=bench: the suite to measure.
@@ -468,6 +469,7 @@ class Config:
     out: str | None = None
     format: str = limited("hf", choices=("hf",))
     family: str | None = None
+    push: str | None = None
     licence: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -24,6 +25,8 @@ def run(config: Config) -> None:
         raise UserError("where to? Give out=FOLDER, a new folder")
     if config.family not in (None, "archzoo", *FAMILIES):
         raise UserError(f"family={config.family} is none of archzoo, {', '.join(FAMILIES)}")
+    if config.push is not None and importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError("push= needs the package huggingface_hub; pip install -e '.[hf]', or leave it out")
     loaded = load_run(config.run, pick_device("cpu"), ())
     summary = loaded.folder / SUMMARY
     card = _card(json.loads(summary.read_text()) if summary.is_file() else {}, loaded.folder, config)
@@ -36,6 +39,25 @@ def run(config: Config) -> None:
         print(f"{config.out}: model_type=archzoo{because}\nload it: {how}")
     else:
         print(f"{config.out}: model_type={kind}, a class of transformers itself")
+    if config.push is not None:
+        print(f"uploaded: {_upload(config.out, config.push)}")
+
+
+def _upload(folder: str, name: str) -> str:
+    """Upload the folder to a repository of the hub, made where it is not there; returns its address."""
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        address = api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+    except (OSError, ValueError) as error:  # no network, no right to write there, no such name
+        line = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{folder} is written, and cannot be uploaded to {name} ({line}); log in with `hf auth login`, then "
+            f"`hf upload {name} {folder}`"
+        ) from error
+    return str(address)
 
 
 def _card(summary: dict[str, Any], folder: Path, config: Config) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,33 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lab, words, s
     assert said in done.err
     assert [path.name for path in tmp_path.iterdir() if path.name in ("there", "out")] == ["there"]
     assert [path.name for path in there.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_folder_is_uploaded_to_the_repository_that_push_names(lab, fails, tmp_path, monkeypatch):
+    """Against a stand-in of the hub, which keeps what it is given."""
+    kept = {}
+
+    class Hub:
+        def create_repo(self, name, *, exist_ok):
+            assert exist_ok
+            return f"https://hub/{name}"
+
+        def upload_folder(self, *, repo_id, folder_path):
+            if fails:
+                raise OSError("401\nno right to write")
+            kept[repo_id] = sorted(path.name for path in Path(folder_path).iterdir())
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    run, out = trained(lab, "transformer"), tmp_path / "out"
+    done = lab.here("job=export", f"run={run}", f"out={out}", "push=me/mine")
+    assert (out / "config.json").is_file()
+    if fails:
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert "cannot be uploaded to me/mine (401 no right to write)" in done.err
+    else:
+        assert "uploaded: https://hub/me/mine" in done.out
+        assert kept == {"me/mine": sorted(path.name for path in out.iterdir())}
 
 
 def test_an_imported_run_goes_out_as_what_it_was(lab, tmp_path):
