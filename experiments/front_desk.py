@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.jobs import spelled_out
+from experiments.system import signals
 from experiments.system.paths import CONF, ROOT
 from experiments.system.processes import drop_output
 
@@ -44,7 +45,8 @@ def main() -> int:
     status = _answer(words, known)
     if status is not None:
         return status
-    from experiments import cli
+    with signals.loading():
+        from experiments import cli
 
     status = cli.main()
     kind = _kind(words)

@@ -18,12 +18,23 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: F) -> F:
+    """The function, for whose result a compiler that traces a call takes what it returns then.
+
+    `torch.compiler.assume_constant_result` is the same and imports the compiler, which takes as long as PyTorch itself.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def never(*_args, **_options) -> None:

@@ -24,6 +24,7 @@ LIGHT = (
     [
         *((module, {"torch", "numpy"}) for module in LIGHT),
         ("experiments.cli", {"lightning", "numba", "datasets", "transformers"}),
+        ("experiments.training.train", {"torchmetrics", "matplotlib", "scipy", "pandas", "datasets", "transformers"}),
         ("experiments.bench.peers", {"lightning", "numba", "transformers", "fla"}),
     ],
 )

@@ -40,7 +40,8 @@ def _exit(number: int, frame: object) -> None:
 def loading() -> Iterator[None]:
     """For imports that take seconds: while inside, Ctrl-C ends the process with one line. Nothing may be half-done.
 
-    The garbage collector rests, for modules stay: looking through them again and again takes a fifth of the time.
+    The garbage collector rests, and never looks at what is there at the end, for modules stay: looking through them
+    again and again takes a fifth of the time.
     """
     before, collecting = signal.getsignal(signal.SIGINT), gc.isenabled()
     exit_at_once()
@@ -48,6 +49,7 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
         if collecting:
             gc.enable()
         signal.signal(signal.SIGINT, before)

@@ -20,9 +20,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from experiments import runs
@@ -38,6 +36,7 @@ from experiments.scoring.text import score_windows
 from experiments.system import machine, signals
 from experiments.system.processes import MIN_SECONDS, Sink
 from experiments.system.signals import Paused
+from experiments.training import pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask
 from zoo.files import write_atomic
 from zoo.model import LanguageModel
@@ -312,7 +311,7 @@ class Checkpoints(StepCallback):
             self.metrics.paused += time.perf_counter() - began
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
+class AtomicCheckpointIO(pl.plugins.TorchCheckpointIO):
     """Writes checkpoints atomically into their own folder; those of sharded runs (`parallel.checkpoint`) are folders.
 
     Lightning's own writer goes through the temporary folder, which may be small, and where a killed process would

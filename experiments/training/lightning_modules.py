@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -24,6 +23,7 @@ from experiments.parallel import group
 from experiments.parallel.replicated import sums_gradients
 from experiments.parallel.sharded import clip, sum_whole_gradients, whole
 from experiments.scoring.tasks import accuracies
+from experiments.training import pl
 from zoo.context import Context
 from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters, set_step
 from zoo.io import card

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-
 from experiments.configuration.schema import Config
 from experiments.data import Split
 from experiments.parallel import group
 from experiments.probing import probe_run
 from experiments.probing.held_out import evenly_spaced_windows, probe_windows
+from experiments.training import pl
 from experiments.training.callbacks import MetricRows, StepCallback, is_due
 from experiments.training.lightning_modules import LanguageModelling
 

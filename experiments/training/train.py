@@ -11,9 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
 from experiments import data
@@ -32,7 +30,7 @@ from experiments.runs import METRICS, MetricLog, read_metrics
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.processes import Sink, discard
-from experiments.training import callbacks
+from experiments.training import callbacks, pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
 from zoo import cost, registry
 from zoo.config import layout_name
@@ -194,6 +192,8 @@ def make_trainer(
     Lightning sees one device: processes are started by torchrun, and models arrive wrapped (experiments.parallel), so
     that it starts none again with the raw command line.
     """
+    from lightning.pytorch.plugins.environments import LightningEnvironment  # after `pl`
+
     half = group.pick_precision(config.trainer.precision, device) == "bf16"
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -224,14 +224,12 @@ def make_loggers(config: Config, folder: Path) -> Any:
         return False
     loggers: list[Any] = []
     if "tensorboard" in config.trainer.loggers:
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+        loggers.append(pl.loggers.TensorBoardLogger(str(folder), name="tensorboard", version=""))
     if "wandb" in config.trainer.loggers:
-        from lightning.pytorch.loggers import WandbLogger
-
         loggers.append(
-            WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder))
+            pl.loggers.WandbLogger(
+                project="archzoo", group=config.name, name=folder.name, save_dir=str(folder)
+            )
         )
     return loggers or False
 

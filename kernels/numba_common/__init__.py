@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernels.dispatch import constant_when_traced
+
 # Tensors as compiled kernels read them: by sequence and KV head, rows filled up with zeros to whole vectors.
 
 WIDTH = 32
@@ -80,7 +82,7 @@ def refusal(*tensors: Tensor) -> str | None:
     return fault()
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def fault() -> str | None:
     """Return why Numba compiles nothing in this process; None if it does."""
     return _fault()

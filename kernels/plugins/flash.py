@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.dispatch import constant_when_traced
 from kernels.plugins import ABSENT, MAX_WIDTH, flash_refuses, look_up
 
 FUNCTION = "flash_attn_varlen_func"
@@ -77,7 +78,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str |
     return flash_refuses(q, k, v) or unusable(q.device, q.shape[-1])
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def unusable(device: torch.device, width: int = NARROW) -> str | None:
     """The reason why no version serves heads of a width on a device; None if one does."""
     if device.type != "cuda":
@@ -110,7 +111,7 @@ def packed_attention(
     return _attend(**dict(zip(WORDS, values, strict=True)))
 
 
-@torch.compiler.disable  # version 4 compiles its kernels itself
+@torch._disable_dynamo  # version 4 compiles its kernels itself; torch.compiler.disable imports the compiler
 def _attend(q: Tensor, window_size: tuple[int, int] | None, **words) -> Tensor:
     version, _ = _choose(q.device, q.shape[-1])
     function, _ = _function(version)

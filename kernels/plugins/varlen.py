@@ -7,6 +7,7 @@ import inspect
 import torch
 from torch import Tensor
 
+from kernels.dispatch import constant_when_traced
 from kernels.plugins import flash_refuses, look_up
 
 MODULE, FUNCTION = "torch.nn.attention.varlen", "varlen_attn"
@@ -20,7 +21,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str |
     return reason
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def unusable(device: torch.device) -> str | None:
     """The reason why varlen_attn serves nothing on a device; None if it serves something."""
     if device.type != "cuda":
@@ -34,7 +35,7 @@ def unusable(device: torch.device) -> str | None:
     return None if "scale" in _options() else "this PyTorch's varlen_attn has no scale"
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _options() -> tuple[str, ...]:
     """The names of its arguments, which grew over releases: windows and grouped heads are not in every one."""
     return tuple(inspect.signature(look_up(MODULE, FUNCTION)[0]).parameters)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dispatch import constant_when_traced
 from kernels.triton_common.tiles import choose_ptxas
 
 # Device functions and small kernels that several operations use.
@@ -86,7 +87,7 @@ MAX_WIDTH = 256
 """The widest head that a tile holds; narrower ones need not be powers of two."""
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def fault() -> str | None:
     """Return why there is no Triton in this process; None if there is."""
     return _fault()
@@ -101,7 +102,7 @@ def _fault() -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def interpreted() -> bool:
     """Say whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
     if fault() is not None:
@@ -160,7 +161,7 @@ def lazily(module: str, name: str) -> Callable:
     return call
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _load(module: str, name: str) -> None:
     if not (form := _FORMS[module, name]):
         choose_ptxas()

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from tqdm import tqdm
 
@@ -25,7 +24,7 @@ from experiments.costs.model_costs import Utilisation
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs import MetricLog
 from experiments.system.processes import Bar
-from experiments.training import callbacks
+from experiments.training import callbacks, pl
 from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
 from experiments.training.train import make_batches, make_model, make_trainer, silence_lightning
 from zoo.interfaces import set_step
