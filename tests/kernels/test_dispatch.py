@@ -7,7 +7,7 @@ import torch
 from support.kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
-from kernels.dispatch import Operation, never, only_when_named
+from kernels.dispatch import Operation, constant_when_traced, never, only_when_named
 from kernels.ops.attention import register_plugin
 
 
@@ -118,3 +118,15 @@ def test_every_call_on_a_cpu_has_a_backend():
     q, k, v = qkv(1, 5)
     for options in ({}, {"window": 2}, {"cu_seqlens": packed(2, 3)}):
         assert torch.equal(attention(q, k, v, **options), attention(q, k, v, backend="torch", **options))
+
+
+def test_a_constant_of_traced_calls_is_marked_as_the_compiler_marks_one():
+    def marked_by_torch():
+        return 1
+
+    def marked_here():
+        return 1
+
+    assert vars(torch.compiler.assume_constant_result(marked_by_torch)) == vars(
+        constant_when_traced(marked_here)
+    )
