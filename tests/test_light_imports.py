@@ -24,7 +24,10 @@ LIGHT = (
     [
         *((module, {"torch", "numpy"}) for module in LIGHT),
         ("experiments.cli", {"lightning", "numba", "datasets", "transformers"}),
-        ("experiments.training.train", {"torchmetrics", "matplotlib", "scipy", "pandas", "datasets", "transformers"}),
+        (
+            "experiments.training.train",
+            {"torchmetrics", "matplotlib", "scipy", "pandas", "datasets", "transformers"},
+        ),
         ("experiments.bench.peers", {"lightning", "numba", "transformers", "fla"}),
     ],
 )
