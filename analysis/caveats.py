@@ -24,28 +24,29 @@ SHOWN = 12
 
 
 def caveats(results: Results) -> list[str]:
-    """List every caveat of the comparison, one sentence each; an empty list if it is complete and equal."""
+    """List every caveat of the comparison, one sentence each, the gravest first; an empty list if there is none."""
     runs = with_final_validation(results)
-    checks = (
-        _code,
-        machine_caveats,
-        speed_caveats,
-        _texts,
-        _tokenizers,
-        recipe_caveats,
-        equal_terms.caveats,
-        _duplicates,
-    )
-    sentences = _untested(runs) + _seed_counts(runs) + _unfinished(results.unfinished)
-    sentences += [text for check in checks for text in check(runs)]
-    sentences += [
+    return [
+        *_unfinished(results.unfinished),
+        *_texts(runs),
+        *_tokenizers(runs),
+        *_untested(runs),
+        *recipe_caveats(runs),
+        *_seed_counts(runs),
         *rate_caveats(runs, results.selection),
+        *equal_terms.caveats(runs),
         *tables.caveats(results.selection),
+        *verdicts.caveats(runs, results.table("documents")),
         *still_falling_caveats(results),
         *context_use_caveats(results),
-        *verdicts.caveats(runs, results.table("documents")),
+        *_duplicates(runs),
+        *_code(runs),
+        *machine_caveats(runs),
+        *speed_caveats(runs),
+        *_probes(results),
+        *probes.caveats(results),
+        *_other_problems(results),
     ]
-    return sentences + _probes(results) + probes.caveats(results) + _other_problems(results)
 
 
 # Runs, code, texts and probes.

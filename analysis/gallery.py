@@ -203,9 +203,7 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     if column is not None:
         mark_series(figure, table_styles(shown, column))
     if entry.probed:
-        steps = steps_text(probed_steps(results, runs))
-        figure_note(figure, steps)
-        notes.append(f"{steps[:1].upper()}{steps[1:]}." if steps else "")
+        figure_note(figure, steps_text(probed_steps(results, runs)))
     return figure, " ".join(filter(None, [module.caption(shown, **entry.options), *notes])), table
 
 

@@ -35,6 +35,7 @@ from analysis.comparing.verdicts import (
 )
 from analysis.figures import layout_ranking, load_balance
 from analysis.files import NoData, listing
+from analysis.loading.columns import option_names
 from analysis.loading.results import Results
 from analysis.plotting.style import split_text, table_styles
 from analysis.statistics import estimate
@@ -208,6 +209,7 @@ COMPARISON = (
     _number("word ppl", "test_word_perplexity", files.number),
     _interval("bits per byte", "test_bits_per_byte"),
     _number("best step", "best_step", files.whole),
+    _number("learning rate", "lr", "{:g}".format),
     _number("tokens/s", "tokens_per_second", files.engineering, note=BESIDE),
     _number("MFU", "mfu", files.percent, note=f"share of the peak FLOP/s; {BESIDE}"),
     _number("peak memory", "peak_memory_bytes", files.memory),
@@ -273,6 +275,14 @@ def comparison(metric: str, of_tasks: bool = False) -> tuple[Field, ...]:
     return (*kept[:first], final, *kept[first:])
 
 
+def brief(metric: str, of_tasks: bool = False) -> tuple[Field, ...]:
+    """Return the columns that a report shows first: name, score, difference, rank, parameters, rate and speed."""
+    score = "test_accuracy" if of_tasks and metric != FINAL else metric
+    fields = {field.sort or field.heading: field for field in comparison(metric, of_tasks)}
+    names = ("name", score, "difference", "rank_best", "parameters", "lr", "tokens_per_second")
+    return tuple(fields[name] for name in names)
+
+
 QUALITY = (
     _text("model", "layout", "name"),
     _text("pattern", "pattern", "code"),
@@ -314,13 +324,19 @@ RUNS = (
 
 
 def run_fields(runs: pd.DataFrame) -> tuple[Field, ...]:
-    """Return RUNS, with right answers where runs are of synthetic tasks, and without perplexity where all are."""
+    """Return RUNS and the configuration keys that differ; of synthetic tasks right answers, no perplexity of text."""
     of_task = runs["task"].notna()
+    swept = tuple(_swept(runs, key) for key in option_names(runs))
     if not of_task.any():
-        return RUNS
+        return (*RUNS, *swept)
     place = next(place for place, field in enumerate(RUNS) if field.sort == "test_perplexity")
     accuracy = _number("test accuracy", "test_accuracy", files.number)
-    return (*RUNS[:place], accuracy, *RUNS[place + of_task.all() :])
+    return (*RUNS[:place], accuracy, *RUNS[place + of_task.all() :], *swept)
+
+
+def _swept(runs: pd.DataFrame, key: str) -> Field:
+    place = runs.columns.get_loc(key)  # a named tuple has no attribute of a name with a dot
+    return Field(key, lambda row: text(row[place]))
 
 
 HARNESS = (

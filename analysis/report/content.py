@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis import files
 from analysis.caveats import caveats, conditions
-from analysis.comparing.tables import NAMES, compare, order_metric, with_final_validation
+from analysis.comparing.tables import FINAL, NAMES, compare, order_metric, with_final_validation
 from analysis.comparing.verdicts import Answer, answers, families
 from analysis.files import NoData
 from analysis.gallery import ReportFigure, draw_figures, require
@@ -23,6 +23,7 @@ from analysis.report.columns import (
     Field,
     Layouts,
     TaskPage,
+    brief,
     comparison,
     harness,
     layouts,
@@ -239,6 +240,10 @@ def missing(runs: pd.DataFrame, figures: list[ReportFigure]) -> list[str]:
 # All of it.
 
 
+LEAD = 5
+"""The first screen of a report answers in so many sentences at most."""
+
+
 class Section(NamedTuple):
     """A section of figures: those drawn, and those that these results do not support."""
 
@@ -249,11 +254,15 @@ class Section(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A table of the comparison: of text, or of synthetic tasks; file: its name in tables/."""
+    """A table of the comparison: of text, or of synthetic tasks; file: its name in tables/.
+
+    fields: all columns; brief: those that are shown first.
+    """
 
     file: str
     of_tasks: bool
     fields: tuple[Field, ...]
+    brief: tuple[Field, ...]
     rows: pd.DataFrame
 
 
@@ -298,6 +307,25 @@ class Content:
     versions: pd.DataFrame
     missing: list[str]
 
+    @cached_property
+    def lead(self) -> list[str]:
+        """The answer in at most LEAD sentences; the report has the others below."""
+        first = [sentence for sentence in [_unigram(self.comparison)] if sentence]
+        if len(self.answers) == 1:
+            return [*first, *self.answers[0].findings][:LEAD]
+        return [*first, *(f"{one.title}: {one.findings[0]}" for one in self.answers if one.findings)][:LEAD]
+
+    @property
+    def gravest(self) -> str:
+        """The first caveat, which weighs most, as a sentence of its own."""
+        return self.caveats[0][:1].upper() + self.caveats[0][1:]
+
+    @cached_property
+    def first_figure(self) -> ReportFigure | None:
+        """The figure beside the first table: the final quality of all models, else the first that was drawn."""
+        drawn = [figure for figure in self.figures if not figure.missing]
+        return next((figure for figure in drawn if figure.name == "comparison"), drawn[0] if drawn else None)
+
     @property
     def of_text(self) -> bool:
         """Return whether some run is on text, of which there may be samples."""
@@ -333,6 +361,19 @@ class Content:
         return found
 
 
+def _unigram(table: pd.DataFrame) -> str:
+    """The sentence for text on which no model is better than the frequencies of its tokens; "" where one is."""
+    losses = table["test_loss"].fillna(table[FINAL])
+    known = table["task"].isna() & losses.notna() & table["unigram_entropy"].notna()
+    if not known.any() or (losses < table["unigram_entropy"])[known].any():
+        return ""
+    entropy = files.listing(f"{value:.3f}" for value in sorted(table.loc[known, "unigram_entropy"].unique()))
+    return (
+        f"No model beats the unigram baseline, {entropy} nats/token, which knows only how frequent each token is: "
+        "train longer before you compare."
+    )
+
+
 def gather(results: Results, figures: Path, workers: int = 1, baseline: str | None = None) -> Content:
     """Draw the figures into a folder with ``workers`` processes and gather all other content."""
     runs = with_final_validation(results)
@@ -353,7 +394,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         comparison=table,
         compared=_compared(table, metric),
         tasks=tasks,
-        run_fields=run_fields(runs),
+        run_fields=run_fields(results.runs),
         figures=shown,
         samples=written,
         runs=detailed,
@@ -377,7 +418,11 @@ def _compared(table: pd.DataFrame, metric: str) -> list[Compared]:
     parts = [(of_tasks, rows) for of_tasks, rows in parts if len(rows)]
     return [
         Compared(
-            "comparison" if place == 0 else "comparison_tasks", of_tasks, comparison(metric, of_tasks), rows
+            "comparison" if place == 0 else "comparison_tasks",
+            of_tasks,
+            comparison(metric, of_tasks),
+            brief(metric, of_tasks),
+            rows,
         )
         for place, (of_tasks, rows) in enumerate(parts)
     ]

@@ -68,10 +68,10 @@ def test_a_run_that_differs_in_one_thing_gives_the_sentence_of_that_thing(
     usual = told(tmp_path / "usual", write_run, {})
     assert [text.split(":")[0] for text in usual] == [
         "one seed",
-        "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
         "one learning rate, 0.003, for all models",
         "still falling",
         "context not measured",
+        "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
     ]
     found = told(tmp_path / "other", write_run, changes)
     assert [text for text in found if text not in usual] == [sentence]

@@ -148,7 +148,7 @@ def test_markdown_tables_are_whole_and_hostile_text_stays_text(tmp_path, write_r
     assert "no heading" not in outside
     assert not re.search(r"(?<!\\)<(?!/?details|/?summary|/?a\b)", outside)
     tables = re.findall(r"(?:^\|.*\n)+", outside, flags=re.MULTILINE)
-    assert len(tables) == 4
+    assert len(tables) == 5
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     assert "`````text\n a\n\n````\n# no heading\n`````" in text
@@ -163,10 +163,11 @@ def test_figures_stand_by_section_and_name_their_runs(quickstart, monkeypatch):
     two = tuple(results.runs["run"].iloc[[0, 5]])
     figures = [one if one.name != "gates" else ReportFigure(**{**vars(one), "runs": two}) for one in FIGURES]
     source = page.render(gathered(quickstart, monkeypatch, figures))
+    first = source.split('<section id="comparison">')[1].split("</section>")[0]
+    assert re.findall(r'<figure id="([\w-]+)"', first) == ["figure-losses"]  # stands beside the first table
     body = source.split('<section id="figures">')[1].split("</section>")[0]
     assert re.findall(r'id="((?:section|figure)-\w+)"', body) == [
         "section-quality",
-        "figure-losses",
         "section-attention",
         "figure-gates",
         "figure-sinks",  # what is missing comes last
@@ -176,12 +177,14 @@ def test_figures_stand_by_section_and_name_their_runs(quickstart, monkeypatch):
     assert set(re.findall(r'href="#([^"]+)"', body)) <= set(re.findall(r'id="([^"]+)"', source))
     drawn_runs = {
         name: re.findall(r'href="#(run-\d+)".*?<code>(\w+)</code>', figure)
-        for name, figure in re.findall(r'<figure id="figure-(\w+)">(.*?)</figure>', body, flags=re.DOTALL)
+        for name, figure in re.findall(
+            r'<figure id="figure-(\w+)">(.*?)</figure>', first + body, flags=re.DOTALL
+        )
     }
     assert [run for _, run in drawn_runs["gates"]] == list(two)
     assert [anchor for anchor, _ in drawn_runs["gates"]] == ["run-1", "run-6"]
     assert sorted(run for _, run in drawn_runs["losses"]) == sorted(results.runs["run"])
-    assert body.count("<figure") == 3
+    assert body.count("<figure") == 2
 
 
 def test_the_list_of_figures_is_ordered_by_section():

@@ -180,3 +180,20 @@ def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path
     assert "no run recorded test_loss" in words
     assert "Best final validation loss first" in words
     assert "Tested on" not in words
+
+
+@pytest.mark.parametrize(
+    ("loss", "first"), [(6.4, "One seed"), (6.6, "No model beats the unigram baseline, 6.500")]
+)
+def test_the_first_screen_answers_in_five_sentences_and_says_first_where_nothing_was_learned(
+    tmp_path, write_run, loss, first
+):
+    for place, name in enumerate(("transformer", "kda")):
+        write_run(tmp_path / "exp", name=name, option=name, loss=loss + place)
+    source = write_report(tmp_path / "exp").read_text()
+    answer = source.split('<section id="answer"')[1].split("<details")[0]
+    sentences = re.findall(r"<li>(.*)</li>", answer)
+    assert 1 <= len(sentences) <= 5
+    assert sentences[0].startswith(first)
+    notices = source.split('<details class="notices">')[1].split("</details>")[0]
+    assert f"<strong>{notices.count('<li>')} notices.</strong> One seed" in notices

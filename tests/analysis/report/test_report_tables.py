@@ -56,6 +56,7 @@ def test_one_row_a_model(frames):
         "word ppl": f"{(math.exp(3.0 * 1.5) + math.exp(3.2 * 1.5)) / 2:.2f}",
         "bits per byte": f"{3.1 * bits:.2f} ± {half_width * bits:.2f}",
         "best step": "200",
+        "learning rate": "0.003",
         "tokens/s": "7.40k",
         "MFU": "34.5 %",
         "peak memory": "300 MiB",
