@@ -89,8 +89,8 @@ def _refuse_overwriting(configs: list[Config], jobs: Mapping[str, Job]) -> None:
     for job, place in places:
         if places.count((job, place)) > 1:
             raise UserError(
-                f"the sweep would write {place} again and again, and only the last results of job={job} would stay; "
-                "give one value a command"
+                f"every cell of this sweep would overwrite {place}, so only the last results of job={job} would "
+                "remain; run one command per value"
             )
 
 

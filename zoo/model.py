@@ -79,13 +79,14 @@ class Layer(nn.Module):
         return self.channel_residual.post(same, z, c), aux
 
 
-def _with_losses(found: Any, block: str) -> tuple[Tensor, Aux]:
-    """What a block's forward returned. Raises TypeError for anything but its output and its losses."""
-    if not (isinstance(found, tuple) and len(found) == 2):
+def _with_losses(returned: Any, block: str) -> tuple[Tensor, Aux]:
+    """Return the output and the losses of a block's forward. Raises TypeError where it returned anything else."""
+    if not (isinstance(returned, tuple) and len(returned) == 2):
         raise TypeError(
-            f"{block}: forward returns (y, losses), a dictionary, {{}} for none; not a {type(found).__name__}"
+            f"{block}: forward must return (y, losses), with losses a dict of auxiliary losses ({{}} if it has none), "
+            f"but it returned a {type(returned).__name__}"
         )
-    return found
+    return returned
 
 
 @dataclasses.dataclass

@@ -31,7 +31,7 @@ def longer_tasks(config: Config) -> list[DataConfig]:
         return []
     if config.data.name not in TASKS:
         raise UserError(
-            f"compare.longer is of synthetic tasks, and data={config.data.name} is a text; leave it out"
+            f"compare.longer works for synthetic tasks only, and data={config.data.name} is text; leave it out"
         )
     try:
         found = [

@@ -82,10 +82,13 @@ def run_sweep(configs: list[Config]) -> None:
     configs = [_checked(config) for config in configs]
     lengths = configs[0].cost.lengths
     if any(config.cost.lengths != lengths for config in configs):
-        raise UserError("a table has one set of columns; give all lengths at once, cost.lengths=[1024,8192]")
+        raise UserError(
+            "cost.lengths cannot be swept: a table has one set of columns; give all lengths as a list, "
+            "cost.lengths=[1024,8192]"
+        )
     if any(config.cost.memory for config in configs):
         raise UserError(
-            "cost.memory=true is of one model; leave it out of a sweep, or give one command a model"
+            "cost.memory=true works for one model at a time; leave it out of the sweep, or run one command per model"
         )
     head = ["model", "layers", "parameters", "streams"]
     head += [f"FLOPs/token at {short(n)}" for n in lengths] + [f"state at {short(n)}" for n in lengths]

@@ -189,8 +189,8 @@ def refuse_lost_values(plans: Iterable[Plan]) -> None:
         lost.update(dict.fromkeys(key for key in differ if not _can_name(key)))
     if lost:
         raise UserError(
-            f"runs are not told apart by {', '.join(lost)}, so that cells which differ in nothing else are one run, "
-            "trained once; give one value, or a command for each value, with a name= of its own"
+            f"{', '.join(lost)} cannot be swept: a run's folder does not depend on it, so these cells would share one "
+            "run, trained once; give one value, or run one command per value, each with its own name="
         )
 
 

@@ -64,7 +64,7 @@ def task_scores(
     for key, value in (("carry", options.carry or None), ("stride", options.stride)):
         if value is not None:
             raise UserError(
-                f"evaluate.{key}={value} is of text, and {run} was trained on a task; leave it out"
+                f"evaluate.{key}={value} works for text only, and {run} was trained on a synthetic task; leave it out"
             )
     task_set = TaskSet(asked)
     _check_words(task_of(run), task_set.task)
@@ -161,8 +161,8 @@ def check_evaluate(options: EvaluateConfig) -> None:
     for key in ("stride", "windows"):
         if options.carry and getattr(options, key) is not None:
             raise UserError(
-                f"evaluate.{key}={getattr(options, key)} is of windows, and with evaluate.carry=true there is none; "
-                "leave one of them out"
+                f"evaluate.{key}={getattr(options, key)} applies to windows, and evaluate.carry=true scores without "
+                "windows; leave one of the two out"
             )
 
 

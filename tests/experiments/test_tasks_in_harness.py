@@ -186,8 +186,8 @@ def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLa
     )
     for options, says in (
         ({"text": "book.txt"}, "cannot be scored on text"),
-        ({"carry": True}, "evaluate.carry=True is of text"),
-        ({"stride": 4}, "evaluate.stride=4 is of text"),
+        ({"carry": True}, "evaluate.carry=True works for text only"),
+        ({"stride": 4}, "evaluate.stride=4 works for text only"),
         ({"text": DataConfig(name="mqar")}, "are not those that the run was trained on"),
     ):
         with pytest.raises(UserError, match=says):

@@ -47,8 +47,8 @@ def find_files(place: str, column: str) -> tuple[list[Path], dict[str, list[Path
     if told and not splits:
         first = min(file for named in told.values() for file in named)
         raise unread[first] or UserError(
-            f"data.path={place}: the texts of the splits, such as {first.name}, are packed in a way that is not read; "
-            "unpack them, or pack them with gzip"
+            f"data.path={place}: cannot read the compressed files of its splits, e.g. {first.name}; "
+            "decompress them, or compress them with gzip"
         )
     if splits:
         named = {file for part in splits.values() for file in part}

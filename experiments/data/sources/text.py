@@ -151,7 +151,8 @@ def find(cfg: DataConfig) -> Found:
         raise UserError(f"{error}; name its column of texts with data.text_column=...") from error
     if cfg.text_column is not None and not found.tables:
         raise UserError(
-            f"data.text_column={column} is of tables, and there is none in data.path={cfg.path}; leave it out"
+            f"data.text_column={column} works for tables (Parquet, CSV, JSON Lines), and data.path={cfg.path} has "
+            "none; leave it out"
         )
     return found
 

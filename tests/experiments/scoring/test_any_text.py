@@ -140,7 +140,7 @@ def test_runs_may_be_scored_by_the_documents_protocol(lab: Lab):
         (b"caf\xe9 au lait", [], "is not UTF-8 text: byte 3 is 0xe9"),
         (b"short", [], "has 5 tokens of bytes, and a window of the model has 32; give more text"),
         (b"x" * 99, ["evaluate.windows=0"], "evaluate.windows=0 must be at least 1"),
-        (b"x" * 99, ["evaluate.windows=2", "evaluate.carry=true"], "evaluate.windows=2 is of windows"),
+        (b"x" * 99, ["evaluate.windows=2", "evaluate.carry=true"], "evaluate.windows=2 applies to windows"),
         (b"x" * 99, ["evaluate.stride=33"], "must be from 1 to the model's length 32"),
         (b"x" * 99, ["data=wikitext3"], "wikitext3"),
     ],
