@@ -131,8 +131,13 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
             pairs = zip(weights, biases, strict=True)
             added = torch.cat([w.new_zeros(len(w)) if bias is None else bias for w, bias in pairs])
         return list(F.linear(x, torch.cat(list(weights)), added).split([len(w) for w in weights], -1))
-    parts = _Linears.apply(x, *weights)
+    parts = _Linears.apply(x, *weights) if _has_graph() else [F.linear(x, weight) for weight in weights]
     return [y if bias is None else y + bias for y, bias in zip(parts, biases, strict=True)]
+
+
+def _has_graph() -> bool:
+    """Return whether a graph is kept: inference mode keeps none, also where gradients are enabled within it."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 class _Linears(torch.autograd.Function):
@@ -166,7 +171,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
     PyTorch has one kernel for it on a GPU; on a CPU a dozen passes each way, of which these are half.
     """
-    if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and _has_graph() and not torch.compiler.is_compiling():
         return _RMSNorm.apply(x, gain, eps)
     return F.rms_norm(x, gain.shape, gain, eps)
 
