@@ -686,7 +686,7 @@ def _misfit(model: LanguageModel, family: Family) -> str:
         return str(error)
     linked = {name for link in family.links(again) for name in link.ours}
     for name, x in model.named_buffers():
-        if name.endswith(".bias") and name not in linked and bool(x.any()):
+        if name.endswith(".bias") and name not in linked and not x.is_meta and bool(x.any()):
             return f"{name} has no place"
     ours, theirs = ({name: _facts(m) for name, m in x.named_modules()} for x in (model, again))
     for name in {**ours, **theirs}:
