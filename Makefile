@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long test-matrix lint check-numbers docs format gpu clean help
+.PHONY: run test test-fast test-long test-matrix lint check-numbers docs wheel format gpu clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -46,6 +46,10 @@ docs: $(DOCS)
 	$(PY) -m sphinx -W --keep-going -q -b html docs .docs
 	@echo 'docs: .docs/index.html'
 
+wheel: $(STAMP)
+	$(PY) -m pip wheel --disable-pip-version-check -q --no-deps -w dist .
+	@echo "wheel: dist/; in any environment: pip install dist/archzoo-*.whl, then archzoo --help"
+
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -74,7 +78,7 @@ $(DOCS): $(STAMP)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .matrix .docs docs/reference
+	rm -rf $(VENV) .cache .matrix .docs docs/reference dist
 
 help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
@@ -83,6 +87,7 @@ help:
 	@echo 'make lint         ruff, formatting, import contracts;  make format  fix what can be fixed'
 	@echo 'make check-numbers  compare the numbers in README, docs and published studies with the tables that they name'
 	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'
+	@echo 'make wheel        build the wheel, one package archzoo with the command archzoo, into dist/'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be installed here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

@@ -22,7 +22,7 @@ class Entry:
     difficulty). of: TEXT or TASKS, the runs that it draws, "" for both; it is left out of results without any.
     options: keywords of the module's table, draw and caption. section: one of SECTIONS or a new one; place: its order
     inside the section. compares: models that are not matched in size (`analysis.comparing.equal_terms`) are marked.
-    family: the module's name, set when it is found.
+    family: the module's full name, set when it is found.
     """
 
     name: str

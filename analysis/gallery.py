@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import os
 import pkgutil
 import signal
 import sys
@@ -14,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from itertools import repeat
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
@@ -58,24 +60,37 @@ class ReportFigure:
 
 
 def listed() -> list[Entry]:
-    """Return every figure that a module in analysis/figures registers, in the order of a report.
+    """Return every figure that a module registers (FIGURES), in the order of a report.
 
-    A file that cannot be imported is named in a warning and left out: its author may be in the middle of it.
+    Modules are the files of analysis/figures, those with FIGURES in the folders of ARCHZOO_BLOCKS (`blocks=[FOLDER]`),
+    and entry points of the group archzoo.blocks. One that cannot be imported is named in a warning and left out: its
+    author may be in the middle of it.
     """
     entries = []
-    for found in pkgutil.iter_modules(figures.__path__):
+    for family in _families():
         try:
-            module = import_module(f"{figures.__name__}.{found.name}")
+            module = import_module(family)
         except Exception as error:
-            _log.warning("left out: %s", _import_failure(found.name, error))
+            _log.warning("left out: %s", _import_failure(family, error))
             continue
-        entries += [replace(entry, family=found.name) for entry in getattr(module, "FIGURES", ())]
+        entries += [replace(entry, family=family) for entry in getattr(module, "FIGURES", ())]
     return report_order(entries)
+
+
+def _families() -> Iterator[str]:
+    for found in pkgutil.iter_modules(figures.__path__):
+        yield f"{figures.__name__}.{found.name}"
+    for folder in filter(None, os.environ.get("ARCHZOO_BLOCKS", "").split(os.pathsep)):
+        sys.path += [folder] * (folder not in sys.path)
+        yield from (
+            file.stem for file in sorted(Path(folder).glob("*.py")) if b"FIGURES" in file.read_bytes()
+        )
+    yield from (found.module for found in entry_points(group="archzoo.blocks"))
 
 
 def _import_failure(family: str, error: Exception) -> str:
     """Return `analysis/figures/NAME.py, line 3: NameError: ...`, with the line where that file went wrong."""
-    file = f"analysis/figures/{family}.py"
+    file = f"{family.replace('.', '/')}.py"
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
     if isinstance(error, SyntaxError):
         return f"{file}: SyntaxError: {error}"  # which names the file and line that it is in
@@ -187,7 +202,7 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
         if entry not in known:
             raise unknown("figure", entry, known)
         entry = known[entry]
-    module, results = import_module(f"analysis.figures.{entry.family}"), drawn_runs(entry, results)
+    module, results = import_module(entry.family), drawn_runs(entry, results)
     if entry.of and results.runs.empty:
         raise NoData(f"it draws runs of {entry.of}, and there are none")
     for need in entry.needs:

@@ -18,12 +18,13 @@ import re
 import sys
 import typing
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from experiments.jobs import spelled_out
 from experiments.system import signals
-from experiments.system.paths import CONF, ROOT
+from experiments.system.paths import BLOCKS, CONF, ROOT, cache_folder, in_wheel
 from experiments.system.processes import drop_output
 
 _READ = ("zoo/**/*.py", "experiments/**/*.py", "analysis/**/*.py", "conf/**/*.yaml")
@@ -40,9 +41,15 @@ _NAMES = {hint: name for name, hint in _TYPES.items()}
 
 def main() -> int:
     """Answer the command line, from the catalogue or by `cli.main`; returns its exit status."""
+    signals.exit_at_once()
     words = spelled_out(sys.argv[1:])
+    if line := _other_kernels():
+        print(f"notice: {line}", file=sys.stderr, flush=True)
+    if line := _take_blocks(words):
+        print(f"error: {line}", file=sys.stderr)
+        return 2
     known = _read()
-    status = _answer(words, known)
+    status = None if os.environ.get(BLOCKS) else _answer(words, known)
     if status is not None:
         return status
     with signals.loading():
@@ -54,6 +61,62 @@ def main() -> int:
         with contextlib.suppress(OSError, KeyError, TypeError):  # then it is answered by `cli` again
             _write({**known, **_describe(kind)})
     return status
+
+
+def _other_kernels() -> str | None:
+    """Of a checkout: a line about another package `kernels` of this environment, which the checkout's own hides."""
+    if in_wheel():
+        return None
+    others = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
+    found = PathFinder.find_spec("kernels", others)
+    place = (
+        None if found is None else Path(found.origin or next(iter(found.submodule_search_locations or ["."])))
+    )
+    if place is None or place.resolve().is_relative_to(ROOT):
+        return None
+    sys.path.insert(0, str(ROOT))  # a command of an editable install would find that one first
+    return (
+        f"another package is called kernels ({place.parent}), and this checkout's own hides it: what imports that one, "
+        "as transformers does, may fail; use the wheel (make wheel), which takes no such name, or leave the other out"
+    )
+
+
+def _take_blocks(words: list[str]) -> str | None:
+    """Name the folders of blocks=[FOLDER] in BLOCKS, which `zoo` and `analysis` read when they are imported.
+
+    Returns what is wrong with the words or with a folder.
+    """
+    given = [word.removeprefix("blocks=") for word in words if word.startswith("blocks=")]
+    if not given:
+        return None
+    import yaml
+
+    try:
+        folders = yaml.safe_load(given[0])
+    except yaml.YAMLError:
+        folders = None
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+        return f"blocks={given[0]} is no list of folders; write blocks=[FOLDER]"
+    places: list[str] = []
+    for folder in folders:
+        place = Path(folder).expanduser().absolute()
+        files = [file for file in sorted(place.glob("*.py")) if _registers(file.read_bytes())]
+        if not files:
+            return (
+                f"blocks: {folder} has no file with a block or a figure; that is a *.py that calls register_mixer or "
+                "another register_..., or sets FIGURES"
+            )
+        places.append(str(place))
+        for file in files:
+            found = PathFinder.find_spec(file.stem, [*sys.path, *places])
+            if file.stem in sys.stdlib_module_names or found is None or found.origin != str(file):
+                return f"blocks: {file} has the name of another module; rename it"
+    os.environ[BLOCKS] = os.pathsep.join(places)
+    return None
+
+
+def _registers(source: bytes) -> bool:
+    return b"register_" in source or b"FIGURES" in source
 
 
 _HELP, _LIST, _KEYS = "help", "list", "keys"
@@ -151,6 +214,9 @@ def _print(text: str) -> int:
 def _digest() -> str:
     """The hash of the names and contents of the files that decide what answers say, and of Python's version."""
     found = hashlib.sha256(sys.version.encode())
+    for place in sys.path:  # a package that is installed there may have blocks as entry points
+        if place.endswith("-packages") and os.path.isdir(place):
+            found.update(f"{place} {os.stat(place).st_mtime_ns}\n".encode())
     for path in sorted(path for pattern in _READ for path in ROOT.glob(pattern)):
         content = path.read_bytes()
         found.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
@@ -158,8 +224,7 @@ def _digest() -> str:
 
 
 def _place() -> Path:
-    root = os.environ.get("ARCHZOO_CACHE") or ROOT / ".cache" / "archzoo"
-    return Path(root).expanduser().absolute() / "catalogue.json"
+    return cache_folder() / "catalogue.json"
 
 
 def _read() -> dict[str, Any]:
@@ -189,10 +254,11 @@ def _describe(kind: str | None) -> dict[str, Any]:
     from experiments.configuration.schema import Config
     from experiments.data import TASKS
     from experiments.data.config import OF_TEXT
+    from experiments.data.tasks_base import PACKAGE
     from experiments.jobs.list import texts
-    from zoo.registry import left_out
+    from zoo.registry import left_out, own_modules
 
-    if left_out() or left_out("experiments"):
+    if own_modules() or left_out() or left_out(PACKAGE):
         return {}
     found: dict[str, Any] = {
         "schema": _fields(Config),

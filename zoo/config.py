@@ -51,6 +51,7 @@ QUOTING = """quote it twice on a command line: 'model.pattern="(SF)*4"'"""
 
 for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
     registry.discover(_package)
+registry.discover_own()
 
 
 def _node(name: str, kind: str, chosen: str | None = None, about: str = "") -> type:

@@ -13,9 +13,13 @@ while others train: a file that is half there takes only itself away (`import_al
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
+import importlib.metadata
 import inspect
+import json
+import os
 import pkgutil
 import re
 import sys
@@ -29,6 +33,7 @@ from zoo.options import has_defaults
 
 _ROOT = Path(__file__).resolve().parents[1]
 _left_out: dict[str, str] = {}  # module -> its mistake
+_own: list[str] = []  # modules that `discover_own` found
 
 KINDS = ("mixer", "residual", "channel")
 _CALLED = {"mixer": "mixer", "residual": "residual scheme", "channel": "channel mixer"}
@@ -183,9 +188,19 @@ def source_file(cls: type) -> Path | None:
 
 
 def source_hash(cls: type) -> str:
-    """Hash of the file that defines a class, 16 hex digits; "" where it was defined in a notebook."""
+    """Hash of the file that defines a class, 16 hex digits, in a wheel as in the checkout; "" for one of a notebook."""
     file = source_file(cls)
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
+    if file is None:
+        return ""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return _in_checkout().get(digest, digest)
+
+
+@functools.cache
+def _in_checkout() -> dict[str, str]:
+    """The hash of a file of the wheel -> that of the file in the checkout, whose imports are others; else empty."""
+    built = _ROOT / "built.json"
+    return json.loads(built.read_text(encoding="utf-8"))["sources"] if built.is_file() else {}
 
 
 def mixer_by_letter() -> dict[str, Block]:
@@ -202,6 +217,26 @@ def dominant_mixer(letters: str) -> Block:
 def discover(package_name: str) -> None:
     """Import every module of a package, so that the blocks in it register themselves (`zoo.registry.import_all`)."""
     import_all(package_name, _forget)
+
+
+def discover_own() -> None:
+    """Import the modules with blocks that stand in no room, as `discover` does with those of a package.
+
+    They are the files that register something (`register_mixer`, `register_measure`, ...) in the folders of the
+    environment variable ARCHZOO_BLOCKS, which `blocks=[FOLDER]` sets and processes of a run inherit, and the modules
+    that installed packages name as entry points of the group archzoo.blocks.
+    """
+    for folder in filter(None, os.environ.get("ARCHZOO_BLOCKS", "").split(os.pathsep)):
+        sys.path += [folder] * (folder not in sys.path)
+        files = sorted(Path(folder).glob("*.py"))
+        _own.extend(file.stem for file in files if b"register_" in file.read_bytes())
+    _own.extend(found.module for found in importlib.metadata.entry_points(group="archzoo.blocks"))
+    _import_each(_own, _forget)
+
+
+def own_modules() -> tuple[str, ...]:
+    """The modules with blocks that stand in no room (`discover_own`)."""
+    return tuple(_own)
 
 
 def _forget(module: str) -> None:
@@ -238,7 +273,11 @@ def import_all(package_name: str, forget: Callable[[str], None]) -> None:
     A module that cannot be imported is left out (`left_out`); of two files that claim one name, the one written last.
     forget: called with the name of a module that is left out, to remove what it had registered.
     """
-    for name in modules_of(package_name):
+    _import_each(modules_of(package_name), forget)
+
+
+def _import_each(names: list[str], forget: Callable[[str], None]) -> None:
+    for name in names:
         while error := import_error(name):
             loser = error.newcomer.__module__ if isinstance(error, Clash) else name
             leave_out(loser, error)
@@ -267,14 +306,14 @@ def is_left_out(name: str) -> bool:
     return name in _left_out
 
 
-def left_out(package_name: str = "zoo") -> list[str]:
+def left_out(package_name: str = __package__) -> list[str]:
     """A line for each mistake that kept modules of a package from being imported: file, line, error and modules.
 
     zoo/mixers/ema.py, line 12: SyntaxError: '(' was never closed (left out until that is mended: zoo.mixers.ema)
     """
     modules: dict[str, list[str]] = {}
     for name, mistake in _left_out.items():
-        if name.startswith(f"{package_name}."):
+        if name.startswith(f"{package_name}.") or (package_name == __package__ and name in _own):
             modules.setdefault(mistake, []).append(name)
     return [
         f"{mistake} (left out until that is mended: {', '.join(names)})" for mistake, names in modules.items()
@@ -304,4 +343,5 @@ def _place(error: Exception) -> tuple[str, int | None]:
 
 
 def _is_ours(file: Path) -> bool:
-    return any(file.is_relative_to(_ROOT / room) for room in ("zoo", "experiments"))
+    rooms = any(file.is_relative_to(_ROOT / room) for room in ("zoo", "experiments"))
+    return rooms or file in (Path(getattr(sys.modules.get(name), "__file__", "")) for name in _own)

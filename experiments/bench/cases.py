@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
+from kernels import ops
 from kernels.dispatch import Operation
 from kernels.triton_common.tiles import Work
 from zoo.errors import unknown
@@ -122,11 +123,11 @@ class Call:
     @property
     def registry(self) -> Operation:
         """The operation, with its backends."""
-        return importlib.import_module(f"kernels.ops.{self.operation}").OPERATION
+        return importlib.import_module(f"{ops.__name__}.{self.operation}").OPERATION
 
     def work(self) -> list[Work] | None:
         """Operations and bytes of its kernels; None where the operation does not count them."""
-        count = getattr(importlib.import_module(f"kernels.ops.{self.operation}"), "work", None)
+        count = getattr(importlib.import_module(f"{ops.__name__}.{self.operation}"), "work", None)
         return count and count(*self.arguments, **self.options)
 
     def bytes(self, mode: str) -> float:

@@ -21,7 +21,7 @@ from experiments.configuration import hydra_settings, schema
 from experiments.configuration.explain import OPTIONS, unused_options
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
-from experiments.system.paths import CONF
+from experiments.system.paths import BLOCKS, CONF
 from zoo import registry
 from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
 from zoo.errors import UserError
@@ -60,6 +60,8 @@ def compose(
     configs = [to_config(node) for node in composed]
     words = [word for hydra_node in settings for word in hydra_node.overrides.task]
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
+    if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
+        raise UserError("blocks is read before configurations are: give blocks=[FOLDER] on the command line")
     for config, hydra_node in zip(configs, settings, strict=True):
         config.given, config.overrides = given, tuple(hydra_node.overrides.task)
     if notify and any(key.startswith(OPTIONS) for key in given):

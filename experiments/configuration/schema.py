@@ -439,6 +439,9 @@ class Config:
     leave_out: job=publish: probe tables that are too large to commit.
     suite: job=bench: the suite to measure.
     block: job=verdict: the block to judge: a mixer, a residual scheme or a channel mixer.
+    blocks: folders with files of blocks or figures of your own, which then exist as those of this project do; only on
+        the command line, for they are read before a configuration is. Also: the environment variable ARCHZOO_BLOCKS, or
+        entry points of the group archzoo.blocks of an installed package.
     show: job=list: print only one part: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
     claims: job=claims: numbers of claims to judge and compare with the published ledger (empty: judge all, write it).
     dry: train and measure nothing. job=train lists the cells with run folders and progress; job=compare and papers
@@ -474,6 +477,7 @@ class Config:
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
     block: str | None = None
+    blocks: list[str] = field(default_factory=list)
     show: str | None = None
     claims: list[int] = field(default_factory=list)
     dry: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.data.config import DataConfig
 from experiments.system import locks
-from experiments.system.paths import ROOT
+from experiments.system.paths import cache_folder
 from zoo.errors import UserError
 
 
@@ -27,8 +27,7 @@ def content_hash(value: Any, digits: int = 32) -> str:
 
 def cache_root(cfg: DataConfig) -> Path:
     """The cache folder that ``cfg`` asks for (it need not exist yet)."""
-    place = cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or ROOT / ".cache" / "archzoo"
-    return Path(place).expanduser().absolute()
+    return Path(cfg.cache_dir).expanduser().absolute() if cfg.cache_dir else cache_folder()
 
 
 def build_once(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from experiments.engines.engine import FOLDER, Engine, State, record_path, write_record
 from experiments.planning.plan import Plan
-from experiments.system.paths import ROOT
+from experiments.system.paths import BLOCKS, program
 from zoo.errors import UserError
 from zoo.files import write_atomic
 
@@ -86,7 +86,10 @@ def command(record: Path) -> str:
 
     One simple command, so that signals reach the process that trains and no shell around it.
     """
-    words = [sys.executable, str(ROOT / "run.py"), "job=cell", override("run", str(record.absolute()))]
+    words = [*program(), "job=cell", override("run", str(record.absolute()))]
+    if own := os.environ.get(BLOCKS):
+        folders = (QuotedString(place, Quote.single).with_quotes() for place in own.split(os.pathsep))
+        words.append(f"blocks=[{','.join(folders)}]")
     return shlex.join(words)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.system import signals
-from experiments.system.paths import ROOT
+from experiments.system.paths import python_path
 from experiments.system.torchrun import as_parent, end_with_parent
 
 Ended = tuple[int | None, str]
@@ -43,10 +43,9 @@ class PreloadedWorker:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         count = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "experiments.engines.preloaded_worker"],
-            env={**os.environ, **count, **as_parent(), "PYTHONPATH": path},
+            env={**os.environ, **count, **as_parent(), "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,7 +16,7 @@ from experiments.engines.engine import DONE, Engine, State, progress, record_pat
 from experiments.engines.preloaded_worker import Ended
 from experiments.engines.supervisor import RUNNING, WAITING, Lease
 from experiments.planning.plan import Plan
-from experiments.system.paths import ROOT
+from experiments.system.paths import import_path
 from zoo.errors import UserError
 
 # Connecting to a cluster, and asking whether its nodes have what a cell takes.
@@ -33,7 +33,7 @@ def connect(settings: RayConfig) -> Any:
     except ImportError:
         raise UserError("sweep.engine=ray needs ray: pip install -e '.[ray]'") from None
     # Workers import this code from the same place as here; private, but the public way restarts them.
-    found = JobConfig(_py_driver_sys_path=[str(ROOT)])
+    found = JobConfig(_py_driver_sys_path=import_path())
     here = settings.address == "local"
     before = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place
     try:

@@ -23,7 +23,7 @@ from experiments.engines.engine import DONE, Engine, State, progress, record_pat
 from experiments.engines.slurm_cell import SlurmCell, outcome_path
 from experiments.planning.plan import Plan
 from experiments.system import signals
-from experiments.system.paths import ROOT
+from experiments.system.paths import python_path
 from zoo.errors import UserError
 from zoo.files import write_json
 
@@ -295,8 +295,8 @@ def _parameters(slurm: SlurmConfig, planned: Plan) -> dict[str, Any]:
 @contextlib.contextmanager
 def _environment(threads: int) -> Iterator[None]:
     """Return a context manager inside which submitted jobs find this code and compute with so many threads."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    changes = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    count = str(threads)
+    changes = {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 import tomllib
 from dataclasses import dataclass
@@ -41,17 +40,19 @@ class Work:
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
         """The command, whose tables go into `folder`."""
-        python, under = [sys.executable, "-u"], () if settings.rehearse else self.under
+        python, *entry = paths.program()
+        under = () if settings.rehearse else self.under
         if self.tests:
             how = ["--collect-only"] if settings.rehearse else ["-m", "gpu", "-n", str(settings.workers)]
-            words = [*python, "-m", "pytest", "-q", "-x", *self.tests, *how]
+            words = [python, "-u", "-m", "pytest", "-q", "-x", *self.tests, *how]
         else:
             usual = (f"bench.out={folder}", f"bench.budget_s={0.8 * self.seconds:g}")
             given = (*usual, *self.bench, *(REHEARSAL if settings.rehearse else ()))
             # A key that is there twice would be refused: the last one counts.
             words = [
-                *python,
-                "run.py",
+                python,
+                "-u",
+                *entry,
                 "job=bench",
                 *{word.partition("=")[0]: word for word in given}.values(),
             ]

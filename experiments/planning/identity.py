@@ -125,7 +125,9 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
     ]
     hashes = ((registry.source_file(block.cls), file_hash(block)) for block in blocks)
     return {
-        str(file.relative_to(ROOT)): digest for file, digest in hashes if file and file.is_relative_to(ROOT)
+        str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file): digest
+        for file, digest in hashes
+        if file
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib.metadata
+import json
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.system.paths import ROOT
+from experiments.system.paths import BUILT, ROOT, in_wheel
 
 # Errors of the operating system in one line: the file and the remedy.
 
@@ -83,7 +84,7 @@ def versions() -> dict[str, str]:
 
 def command() -> str:
     """The command line of this process, as a shell takes it."""
-    return shlex.join(["python", *sys.argv])
+    return shlex.join(["archzoo", *sys.argv[1:]] if in_wheel() else ["python", *sys.argv])
 
 
 @functools.cache
@@ -91,8 +92,11 @@ def commit() -> tuple[str | None, bool | None]:
     """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git.
 
     Changes below results/ do not count, and of files that git does not know only those in the rooms of code do: a new
-    block, or a new experiment.
+    block, or a new experiment. Of a wheel: those of the tree that it was built from.
     """
+    if in_wheel():
+        head, changed = json.loads(BUILT.read_text(encoding="utf-8"))["commit"]
+        return head, changed
     head = _git("rev-parse", "HEAD")
     if not head:
         return None, None

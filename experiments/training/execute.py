@@ -27,7 +27,7 @@ from experiments.planning.identity import block_files
 from experiments.planning.plan import Plan, from_record, to_record
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.system import processes, signals
-from experiments.system.paths import ROOT
+from experiments.system.paths import python_path
 from experiments.system.processes import Sink
 from experiments.system.signals import Paused
 from experiments.system.torchrun import END, as_parent
@@ -138,8 +138,8 @@ def _meeting(config: Config, run: str) -> list[str]:
 
 def _environment(config: Config) -> dict[str, str]:
     """The environment of the processes, in which this source tree can be imported from any working folder."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **as_parent(), "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
+    threads = str(config.trainer.threads)
+    return {**os.environ, **as_parent(), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": threads}
 
 
 @contextmanager

@@ -27,7 +27,8 @@ def run_contracts(block: registry.Block) -> list[dict[str, Any]]:
     """
     if importlib.util.find_spec("pytest") is None or not TESTS.is_dir():
         raise UserError(
-            "the contracts of a block are tests: they need tests/ and pytest (pip install -e '.[dev]')"
+            "the contracts of a block are tests: they need tests/, which a checkout has, and pytest "
+            "(pip install -e '.[dev]')"
         )
     with tempfile.TemporaryDirectory() as folder:
         outcome, log = Path(folder) / "outcome.xml", Path(folder) / "log"

@@ -27,9 +27,10 @@ def name_of(kernel) -> str:
     `kernels` keeps its module.
     """
     module, function = kernel.fn.__module__, kernel.fn.__name__
-    room, *parts = module.split(".")
-    if room != "kernels" or not parts:
+    room = __name__.removesuffix("triton_common.tuning")
+    if not module.startswith(room):
         return f"{module}.{function}"
+    parts = module.removeprefix(room).split(".")
     owner = parts[1] if parts[0] == "ops" and len(parts) > 1 else parts[0]
     return f"{owner.removesuffix('_triton')}.{function}"
 

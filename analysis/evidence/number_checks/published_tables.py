@@ -110,7 +110,7 @@ def _drawn(folder: Path, figure: str) -> pd.DataFrame:
     if not folder.is_dir():
         raise ResultsError(f"no folder {_name(folder)}")
     try:
-        return import_module(f"analysis.figures.{entry.family}").table(load_results(folder), **entry.options)
+        return import_module(entry.family).table(load_results(folder), **entry.options)
     except NoData as reason:
         raise ResultsError(f"figure {figure} of {_name(folder)}: {reason}") from reason
 

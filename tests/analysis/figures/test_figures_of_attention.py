@@ -114,8 +114,8 @@ def test_a_sink_of_another_head_in_each_seed_is_a_sink(first_tokens):
 
 def test_without_probes_every_figure_names_the_job_that_makes_them(quickstart, tmp_path):
     results = load_results(quickstart)
-    entries = [entry for entry in listed() if entry.family in FAMILIES]
-    assert {entry.family for entry in entries} == FAMILIES
+    entries = [entry for entry in listed() if entry.family.rpartition(".")[2] in FAMILIES]
+    assert len({entry.family for entry in entries}) == len(FAMILIES)
     for entry in entries:
         shown = draw_figure(entry, results, tmp_path / "figures")
         assert f"python run.py job=probe runs={quickstart} " in shown.missing, entry.name

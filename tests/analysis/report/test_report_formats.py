@@ -202,7 +202,7 @@ def _family(monkeypatch, draw) -> Entry:
         draw=draw,
     )
     monkeypatch.setitem(sys.modules, "analysis.figures.stub", family)
-    return Entry("stub", "Stub", family="stub", section="Cost")
+    return Entry("stub", "Stub", family="analysis.figures.stub", section="Cost")
 
 
 @pytest.mark.slow

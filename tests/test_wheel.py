@@ -1,0 +1,175 @@
+"""The wheel (make wheel): one package with everything in it, which computes what the checkout does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.program import ROOT, RUN
+
+from zoo import registry
+
+sys.path.append(str(ROOT / "distribution"))
+from one_package import PACKAGE, ROOMS, rewritten
+
+MODULES = {"zoo", "zoo.io", "kernels.ops", "kernels.ops.mesa", "experiments.jobs"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        ROOT,
+    ]
+    subprocess.run(command, check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(wheel) -> dict[str, str]:
+    """The text of every file in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+@pytest.mark.parametrize(
+    ("line", "inside"),
+    [
+        ("from zoo import load", "from archzoo.zoo import load"),
+        ("from zoo.io import load  # why", "from archzoo.zoo.io import load  # why"),
+        ("import zoo", "from archzoo import zoo"),
+        ("import zoo.io", "import archzoo.zoo.io; from archzoo import zoo"),
+        ("import os, kernels.ops as o", "import os; import archzoo.kernels.ops as o"),
+        ("from zoology import kernels", "from zoology import kernels"),
+        ("if é := 'é': import kernels", "if é := 'é': from archzoo import kernels"),
+        ("x = lazily('kernels.ops.mesa.form', 'zoo')", "x = lazily('archzoo.kernels.ops.mesa.form', 'zoo')"),
+        ("zoo.io.load('zoo.load')", "zoo.io.load('zoo.load')"),
+        ("f'{zoo.io}, see zoo.io'", "f'{zoo.io}, see zoo.io'"),
+        ("'docs/zoo.io, my.zoo.io'", "'docs/zoo.io, my.zoo.io'"),
+    ],
+)
+def test_imports_and_names_of_modules_are_rewritten_and_nothing_else(line, inside):
+    assert rewritten(line, MODULES) == inside
+
+
+def test_a_name_of_a_module_in_an_f_string_is_refused():
+    with pytest.raises(ValueError, match=r"'kernels.ops.'"):
+        rewritten("import_module(f'kernels.ops.{name}')", MODULES)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_one_package_with_all_rooms_conf_and_the_command(files):
+    assert {name.partition("/")[0].partition("-")[0] for name in files} == {PACKAGE}
+    (told,) = (text for name, text in files.items() if name.endswith("top_level.txt"))
+    assert told.split() == [PACKAGE]
+    (commands,) = (text for name, text in files.items() if name.endswith("entry_points.txt"))
+    assert "archzoo = archzoo.experiments.front_desk:main" in commands
+    listed = subprocess.run(
+        ["git", "ls-files", *ROOMS, "conf"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    wanted = [name for name in listed.stdout.split() if not name.endswith((".md", ".ipynb"))]
+    assert [name for name in wanted if (ROOT / name).is_file() and f"{PACKAGE}/{name}" not in files] == []
+    assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/__main__.py"} <= files.keys()
+
+
+@pytest.mark.slow
+def test_no_file_of_the_wheel_imports_a_room_by_its_own_name_and_lines_stay(files):
+    for name, text in files.items():
+        if not name.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            names = (
+                [alias.name for alias in getattr(node, "names", ())] if isinstance(node, ast.Import) else []
+            )
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            assert not {one.partition(".")[0] for one in names} & {*ROOMS}, name
+        source = ROOT / name.removeprefix(f"{PACKAGE}/")
+        if source.is_file():
+            assert len(text.splitlines()) == len(source.read_text(encoding="utf-8").splitlines()), name
+
+
+@pytest.mark.slow
+def test_messages_name_the_command_of_the_wheel(files):
+    said = [
+        name for name, text in files.items() if "python run.py" in text and name.startswith(f"{PACKAGE}/")
+    ]
+    assert said == []
+
+
+ASK = """
+import json
+from archzoo.zoo import registry
+blocks = [block for kind in registry.KINDS for block in registry.blocks(kind).values()]
+print(json.dumps({block.name: registry.source_hash(block.cls) for block in blocks}))
+"""
+
+
+@pytest.mark.long
+def test_without_a_checkout_it_trains_reports_and_gives_runs_the_checkouts_names(wheel, tmp_path):
+    def run(*words: str | Path, **more: str) -> str:
+        plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment = {**plain, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), **more}
+        environment.pop("ARCHZOO_CACHE", None)
+        done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    place = tmp_path / "empty"
+    place.mkdir()
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python, archzoo = tmp_path / "venv/bin/python", tmp_path / "venv/bin/archzoo"
+    (packages,) = (tmp_path / "venv/lib").glob("*/site-packages")
+    before = {path.name for path in packages.iterdir()}
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel)
+    assert {path.name.partition("-")[0] for path in packages.iterdir() if path.name not in before} == {
+        PACKAGE
+    }
+    # Dependencies as they are installed here; a path in a .pth file leaves out this environment's own editable install.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    (packages / "kernels").mkdir()  # another package of that name, as Hugging Face has one
+    (packages / "kernels/__init__.py").write_text("theirs = True")
+    order = "import kernels, archzoo.kernels, archzoo.zoo", "import archzoo.zoo, archzoo.kernels, kernels"
+    for imports in order:
+        said = run(python, "-c", f"{imports}; print(kernels.theirs, archzoo.kernels.mesa.__module__)")
+        assert said.split() == ["True", "archzoo.kernels.ops.mesa"]
+    checkout = {
+        block.name: registry.source_hash(block.cls)
+        for kind in registry.KINDS
+        for block in registry.blocks(kind).values()
+    }
+    assert json.loads(run(python, "-c", ASK)) == checkout
+    few = (
+        "trainer.max_steps=4",
+        "trainer.val_every=2",
+        "trainer.log_every=1",
+        "trainer.progress=false",
+        "device=cpu",
+    )
+    run(archzoo, *few)
+    run(archzoo, "job=report", "runs=results/default")
+    assert (place / "results/default/report/index.html").is_file()
+    assert (tmp_path / "cache/archzoo").is_dir()
+    assert [path.name for path in place.iterdir()] == ["results"]
+    run(sys.executable, RUN, *few, "results=checked", ARCHZOO_CACHE=str(tmp_path / "cache/archzoo"))
+    (ours,), (theirs,) = (
+        (place / name / "default").glob("*/model.safetensors") for name in ("checked", "results")
+    )
+    assert ours.parent.name == theirs.parent.name
+    assert ours.read_bytes() == theirs.read_bytes()
