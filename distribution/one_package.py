@@ -178,7 +178,7 @@ def _strings(source: str, modules: set[str]) -> Iterator[Edit]:
         for part in parts:
             text = part.value if isinstance(part, ast.Constant) else ""
             if (
-                text.startswith(ROOMS) and _renamed(text, modules) != text
+                re.fullmatch(r"[\w.]+", text) and _renamed(text, modules) != text
             ):  # a message may name one further on
                 raise ValueError(f"an f-string names a module, {text!r}: say it with {{package.__name__}}")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

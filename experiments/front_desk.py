@@ -24,7 +24,7 @@ from typing import Any
 
 from experiments.jobs import spelled_out
 from experiments.system import signals
-from experiments.system.paths import BLOCKS, CONF, ROOT, cache_folder, in_wheel
+from experiments.system.paths import BLOCKS, CACHE, CONF, IN_WHEEL, ROOT
 from experiments.system.processes import drop_output
 
 _READ = ("zoo/**/*.py", "experiments/**/*.py", "analysis/**/*.py", "conf/**/*.yaml")
@@ -65,7 +65,7 @@ def main() -> int:
 
 def _other_kernels() -> str | None:
     """Of a checkout: a line about another package `kernels` of this environment, which the checkout's own hides."""
-    if in_wheel():
+    if IN_WHEEL:
         return None
     others = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
     found = PathFinder.find_spec("kernels", others)
@@ -224,7 +224,7 @@ def _digest() -> str:
 
 
 def _place() -> Path:
-    return cache_folder() / "catalogue.json"
+    return Path(os.environ.get("ARCHZOO_CACHE") or CACHE).expanduser().absolute() / "catalogue.json"
 
 
 def _read() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.data.config import DataConfig
 from experiments.system import locks
-from experiments.system.paths import cache_folder
+from experiments.system.paths import CACHE
 from zoo.errors import UserError
 
 
@@ -27,7 +27,8 @@ def content_hash(value: Any, digits: int = 32) -> str:
 
 def cache_root(cfg: DataConfig) -> Path:
     """The cache folder that ``cfg`` asks for (it need not exist yet)."""
-    return Path(cfg.cache_dir).expanduser().absolute() if cfg.cache_dir else cache_folder()
+    place = cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or CACHE
+    return Path(place).expanduser().absolute()
 
 
 def build_once(

@@ -28,13 +28,13 @@ from experiments.gpu.stages import ONLY_WHEN_NAMED, STAGES
 from experiments.jobs import Job
 from experiments.jobs.bench import draw
 from experiments.system import machine
-from experiments.system.paths import in_wheel
+from experiments.system.paths import IN_WHEEL
 from zoo.errors import UserError, unknown
 
 
 def run(config: Config) -> None:
     """Run the stages that are left, or the one that gpu.stage names. Raises UserError without a GPU or such a stage."""
-    if in_wheel():
+    if IN_WHEEL:
         raise UserError(
             "job=gpu runs the tests of a checkout and tunes its kernels; give it in one (docs/gpu.md), or measure here "
             "with python run.py job=bench"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.system.paths import BUILT, ROOT, in_wheel
+from experiments.system.paths import BUILT, IN_WHEEL, ROOT
 
 # Errors of the operating system in one line: the file and the remedy.
 
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 def command() -> str:
     """The command line of this process, as a shell takes it."""
-    return shlex.join(["archzoo", *sys.argv[1:]] if in_wheel() else ["python", *sys.argv])
+    return shlex.join(["archzoo", *sys.argv[1:]] if IN_WHEEL else ["python", *sys.argv])
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def commit() -> tuple[str | None, bool | None]:
     Changes below results/ do not count, and of files that git does not know only those in the rooms of code do: a new
     block, or a new experiment. Of a wheel: those of the tree that it was built from.
     """
-    if in_wheel():
+    if IN_WHEEL:
         head, changed = json.loads(BUILT.read_text(encoding="utf-8"))["commit"]
         return head, changed
     head = _git("rev-parse", "HEAD")

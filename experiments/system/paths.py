@@ -14,32 +14,22 @@ SELECTION = "selection.csv"
 BUILT = ROOT / "built.json"
 """What a wheel was built from (distribution/one_package.py); a checkout has no such file."""
 
+IN_WHEEL = BUILT.is_file()
+"""Whether this is the wheel's package and no checkout."""
+CACHE = Path((os.environ.get("XDG_CACHE_HOME") or "~/.cache") if IN_WHEEL else ROOT / ".cache") / "archzoo"
+"""The cache where neither a key nor ARCHZOO_CACHE says otherwise; ~ is not expanded."""
 BLOCKS = "ARCHZOO_BLOCKS"
 """Environment variable of folders with blocks that stand in no room, as the command's blocks=[FOLDER] gives them."""
 
 
-def in_wheel() -> bool:
-    """Return whether this is the wheel's package and no checkout."""
-    return BUILT.is_file()
-
-
-def cache_folder() -> Path:
-    """The cache where no key says otherwise: ARCHZOO_CACHE, else .cache/archzoo here or, of a wheel, of the user."""
-    if place := os.environ.get("ARCHZOO_CACHE"):
-        return Path(place).expanduser().absolute()
-    if not in_wheel():
-        return ROOT / ".cache" / "archzoo"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "archzoo"
-
-
 def program() -> list[str]:
     """The words by which this Python runs the command line from any folder."""
-    return [sys.executable, "-m", ROOT.name] if in_wheel() else [sys.executable, str(ROOT / "run.py")]
+    return [sys.executable, "-m", ROOT.name] if IN_WHEEL else [sys.executable, str(ROOT / "run.py")]
 
 
 def import_path() -> list[str]:
     """Folders from which other processes import this code: the checkout; none for a wheel, which is installed."""
-    return [] if in_wheel() else [str(ROOT)]
+    return [] if IN_WHEEL else [str(ROOT)]
 
 
 def python_path() -> str:
