@@ -44,6 +44,7 @@ CASES = [
     *(("Llama", {"rope_parameters": {"rope_theta": 500.0, **scaling}}, "1GB") for scaling in SCALINGS),
     ("DeepseekV2", {"topk_method": "greedy", "q_lora_rank": 20, "num_experts_per_tok": 1}, "1GB"),
     ("DeepseekV3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1}, "1GB"),
+    ("DeepseekV3", {"norm_topk_prob": False}, "1GB"),
     ("DeepseekV3", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}, "1GB"),
     ("Mistral", {"sliding_window": None, "head_dim": 16}, "1GB"),
     ("Qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, "1GB"),

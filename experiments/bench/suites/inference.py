@@ -38,7 +38,7 @@ from tqdm import tqdm
 import zoo
 from experiments.bench import model_steps, result_table, timing
 from experiments.bench.cases import matching_names
-from experiments.bench.hugging_face import NoPeer, Peer, family_of
+from experiments.bench.hugging_face import NoPeer, Peer
 from experiments.bench.model_steps import autocast, make_model
 from experiments.bench.timing import GPU_LENGTHS
 from experiments.configuration.compose import architectures, given_backend, model_color
@@ -53,6 +53,7 @@ from zoo.errors import UserError
 from zoo.generate import prefill
 from zoo.io import CARD, read_card
 from zoo.model import DecodeState, LanguageModel, letters_of
+from zoo.pretrained.families import family_of
 
 # The calls that are timed.
 
@@ -292,7 +293,7 @@ class ComparedModels:
                 _warm_up(one)
         self.peer: Peer | None = None
         self.no_peer = ""
-        if family_of(model) is None:
+        if family_of(model)[0] is None:
             return
         try:
             self.peer = Peer(model, precision)

@@ -49,11 +49,10 @@ def measured(*words, **bench) -> list[dict[str, str]]:
 def without_transformers(monkeypatch):
     """As on a machine where the optional package is not installed."""
 
-    def absent(model):
+    def absent(model, family):
         raise ImportError("No module named 'transformers'")
 
-    for family in theirs.MAKE:
-        monkeypatch.setitem(theirs.MAKE, family, absent)
+    monkeypatch.setattr(theirs, "in_transformers", absent)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +114,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, without_transforme
 class FakePeer(torch.nn.Module):
     """A model of ours with the calls of transformers; its logits are scaled."""
 
-    def __init__(self, model: LanguageModel, scale: float = 1.0) -> None:
+    def __init__(self, model: LanguageModel, _family: object, scale: float = 1.0) -> None:
         super().__init__()
         self.model, self.scale = model, scale
 
@@ -160,7 +159,7 @@ class Rows:
 
 @pytest.mark.slow
 def test_the_peer_is_timed_beside_ours(tmp_path, monkeypatch):
-    monkeypatch.setitem(theirs.MAKE, "Llama", FakePeer)
+    monkeypatch.setattr(theirs, "in_transformers", FakePeer)
     rows = measured(tmp_path, "transformer", lengths=[8])
     assert len(rows) == 8
     assert {row["peer"] for row in rows} == {"Llama"}
@@ -211,7 +210,7 @@ def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(
     ],
 )
 def test_a_version_of_transformers_that_would_drop_what_it_is_given_is_no_peer(monkeypatch, version, says):
-    monkeypatch.setitem(theirs.MAKE, "Llama", version)
+    monkeypatch.setattr(theirs, "in_transformers", version)
     with pytest.raises(NoPeer, match=says):
         Peer(model_of("transformer"), FP32)
 
