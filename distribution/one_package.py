@@ -87,6 +87,7 @@ def stage(checkout: Path, folder: Path) -> None:
         file.write_text(after, encoding="utf-8")
         hashes[_digest(after)] = _digest(before)
     (package / "__init__.py").write_text(_ABOUT, encoding="utf-8")
+    (package / "hf.py").write_text(f"from {PACKAGE}.zoo.hf import *  # noqa: F403\n", encoding="utf-8")
     (package / "py.typed").touch()
     built = {"commit": _commit(checkout), "sources": hashes}
     (package / "built.json").write_text(json.dumps(built, indent=0), encoding="utf-8")

@@ -28,12 +28,12 @@ README = "README.md"
 LARGEST = 5 * 10**9
 """Bytes of a file of weights, above which another one begins."""
 
-LOADER_TEXT = '''"""Loads this folder's model where the project Archzoo is installed: the classes are the project's.
+LOADER_TEXT = '''"""Loads this model where Archzoo is installed: from_pretrained(FOLDER, trust_remote_code=True)."""
 
-    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
-"""
-
-from zoo.hf import ArchzooConfig, ArchzooForCausalLM
+try:
+    from archzoo.zoo.hf import ArchzooConfig, ArchzooForCausalLM
+except ModuleNotFoundError:  # a checkout
+    from zoo.hf import ArchzooConfig, ArchzooForCausalLM
 
 __all__ = ["ArchzooConfig", "ArchzooForCausalLM"]
 '''
