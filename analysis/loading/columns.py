@@ -44,7 +44,12 @@ def _evaluation(split: str) -> tuple[Column, ...]:
             f"mean loss over the whole {split} split (of a synthetic task: nats an answer), best weights",
         ),
         column("perplexity", "float64", "", "exp(loss), per token of this tokenizer"),
-        column("word_perplexity", "float64", "", "exp(total loss / words of the raw text)"),
+        column(
+            "word_perplexity",
+            "float64",
+            "",
+            "exp(total loss / words of the raw text); empty where blanks do not part words",
+        ),
         column("bits_per_byte", "float64", "bits/byte", "total loss in bits / UTF-8 bytes of the raw text"),
         column("tokens", "Int64", "tokens", "tokens scored"),
         column("words", "Int64", "words", "words of the raw text"),

@@ -65,6 +65,9 @@ def write_documents(folder: Path, scored: dict[str, np.ndarray]) -> None:
 
 # By windows.
 
+LONGEST_MEAN_WORD = 50
+"""Bytes a word up to which blanks part words. They do not in a sequence of bases, or in some languages."""
+
 Window = tuple[Tensor, Tensor, int]
 
 
@@ -84,12 +87,16 @@ class Score:
     documents: np.ndarray | None = None
 
     def metrics(self) -> dict[str, float | int | None]:
-        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
+        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes).
+
+        Word perplexity is None where blanks do not part words: at over LONGEST_MEAN_WORD bytes a word.
+        """
         loss = self.nats / self.tokens
+        has_words = self.bytes <= LONGEST_MEAN_WORD * self.words
         return {
             "loss": loss,
             "perplexity": _exp(loss),
-            "word_perplexity": _exp(self.nats / self.words),
+            "word_perplexity": _exp(self.nats / self.words) if has_words else None,
             "bits_per_byte": self.nats / math.log(2) / self.bytes,
             "tokens": self.tokens,
             "words": self.words,
@@ -226,9 +233,10 @@ def format_metrics(name: str, m: dict[str, float], text: str) -> str:
             f"{m['sequence_accuracy']:.2%} of {m['sequences']:,} sequences, loss {m['loss']:.4f} nats/answer · {text}"
         )
     context = "carried state" if m["stride"] is None else f"stride {m['stride']}"
+    words = f"word perplexity {m['word_perplexity']:.2f}, " if m["word_perplexity"] is not None else ""
     return (
-        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
-        f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
+        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, {words}"
+        f"{m['bits_per_byte']:.4f} bits/byte "
         f"({m['tokens']:,} tokens, {context}) {f'· {text}' if text else ''}".rstrip()
     )
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import os
 import re
+import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from experiments.data.sources.base import SPLITS, expand_glob, fixed_part, kind_of
+from experiments.data.sources.base import PACKED, SPLITS, expand_glob, fixed_part, kind_of
 from experiments.data.sources.tables import TABLES, NoColumn, NoTable, check_table
 from zoo.errors import UserError
 
 _TEXTS = (".txt", ".text", ".md", ".raw", ".tokens")
+# Called after what they do: no train.py is a training text that cannot be read.
+_BESIDE = (".py", ".ipynb", ".sh", ".log", ".yaml", ".yml", ".toml", ".cfg", ".ini")
 _SPLIT_NAMES = {
     **dict.fromkeys(("train", "training", "trainset", "trn"), "train"),
     **dict.fromkeys(("valid", "validation", "validate", "val", "validset", "valset"), "validation"),
@@ -27,8 +32,8 @@ _BORDERS = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?
 def find_files(place: str, column: str) -> tuple[list[Path], dict[str, list[Path]], Counter]:
     """The files of a folder (however deep) or a glob that are read, sorted; by split, where their names tell; others.
 
-    column: of a table, or it is not read. The others are left out: their names or kinds, with their number; of texts
-    and tables among them the names tell, too: the rest does not stand in for a training file that cannot be read.
+    column: of a table, or it is not read. The others are left out: their names or kinds, with their number. The names
+    of these tell, too: the rest does not stand in for a training file that cannot be read.
     Raises UserError where there is no file to read.
     """
     root, left_out, unread = Path(place).expanduser(), Counter(), {}
@@ -47,8 +52,8 @@ def find_files(place: str, column: str) -> tuple[list[Path], dict[str, list[Path
     if told and not splits:
         first = min(file for named in told.values() for file in named)
         raise unread[first] or UserError(
-            f"data.path={place}: cannot read the compressed files of its splits, e.g. {first.name}; "
-            "decompress them, or compress them with gzip"
+            f"data.path={place}: cannot read the files of its splits, e.g. {first.name}; decompress them, make texts "
+            f"(*{_TEXTS[0]}) of them, or give a glob of the files to read"
         )
     if splits:
         named = {file for part in splits.values() for file in part}
@@ -72,19 +77,38 @@ def _of_folder(
             except (NoColumn, NoTable) as error:
                 unread[file] = error
                 left_out[f"{file.name} (no column '{column}')"] += 1
-        elif kind in _TEXTS:
+        elif kind in _TEXTS or (_may_be_text(file) and _is_text(file)):
             files.append(file)
         elif {*Path(file.name.lower()).suffixes} & {*_TEXTS, *TABLES}:
             unread[file] = None
             left_out[file.name] += 1
         else:
             left_out[f"*{file.suffix.lower()}" if file.suffix else "files without a suffix"] += 1
+            if kind not in _BESIDE and (_just(file, folder) or _at_end(_words(_stem(file)))):
+                unread[file] = None
     if not files:
         raise next(filter(None, unread.values()), None) or UserError(
             f"data.path={folder}: no text in this folder (*{', *'.join((*_TEXTS, *TABLES))}; also packed, *.gz); for "
             "other names give a glob"
         )
     return files
+
+
+def _may_be_text(file: Path) -> bool:
+    """Return whether the suffix is a split's name (`corpus.train`), or that of packing alone (`train.gz`)."""
+    kind = kind_of(file)
+    return kind[1:] in _SPLIT_NAMES or (not kind and file.suffix.lower() == PACKED)
+
+
+def _is_text(file: Path) -> bool:
+    """Return whether a file, unpacked, begins as UTF-8 text does."""
+    try:
+        with gzip.open(file) if file.suffix.lower() == PACKED else file.open("rb") as opened:
+            head = opened.read(1 << 16)
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError):
+        return False
+    return b"\0" not in head
 
 
 def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:

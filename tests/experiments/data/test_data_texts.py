@@ -70,11 +70,29 @@ def test_splits_that_names_tell_are_used_as_they_are(config, tmp_path, names, ca
         assert f"{split} from {Path(name).name}" in line
 
 
-def test_splits_of_a_text_may_have_suffixes_of_their_own(config, tmp_path):
-    names = ("corpus.train", "corpus.valid", "corpus.test")
-    folder = write(tmp_path / "texts", dict(zip(names, PARTS.values(), strict=True)))
-    cfg = config(path=str(folder / "corpus.*"))
-    assert {split: texts(cfg, split, tmp_path) for split in SPLITS} == {s: [t] for s, t in PARTS.items()}
+@pytest.mark.parametrize(
+    ("stem", "packed"), [("corpus.", ""), ("corpus.", ".gz"), ("", ".gz"), ("my_", ".gz")]
+)
+def test_splits_of_a_text_may_have_suffixes_of_their_own(config, tmp_path, stem, packed):
+    """Or that of packing alone."""
+    (tmp_path / "texts").mkdir()
+    for split, name in zip(SPLITS, ("train", "dev", "test"), strict=True):
+        raw = PARTS[split].encode()
+        (tmp_path / "texts" / f"{stem}{name}{packed}").write_bytes(gzip.compress(raw) if packed else raw)
+    for place in (tmp_path / "texts", tmp_path / "texts" / "*"):
+        cfg = config(path=str(place))
+        assert {split: texts(cfg, split, tmp_path) for split in SPLITS} == {s: [t] for s, t in PARTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("corpus.train", bytes(range(256))), ("train.gz", gzip.compress(b"a\0b")), ("train.gz", b"no gzip")],
+)
+def test_a_suffix_that_is_a_splits_name_does_not_make_a_text(config, tmp_path, name, content):
+    folder = write(tmp_path / "t", {"test.txt": PARTS["test"], "README.md": PARTS["train"]})
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"none for training \(left out: \*{Path(name).suffix}, README.md"):
+        check(config(path=str(folder)))
 
 
 def test_equal_documents_of_a_split_that_was_given_all_count(config, tmp_path):
@@ -152,6 +170,12 @@ def test_names_that_tell_no_two_splits_tell_nothing(config, tmp_path, names):
         (["train.doc", "test.txt"], "(left out: *.doc)"),
         (["train.txt.zst", "wiki_test.txt"], "(left out: train.txt.zst)"),
         (["train.txt.zst", "test.txt", "README.md"], "(left out: README.md (of no split), train.txt.zst)"),
+        (["train.bin", "test.txt", "README.md"], "(left out: *.bin, README.md (of no split))"),
+        (["wiki.train.npy", "wiki_test.txt", "notes.md"], "(left out: *.npy, notes.md (of no split))"),
+        (
+            ["train/0001", "test/test.txt", "README.md"],
+            "(left out: README.md (of no split), files without a suffix)",
+        ),
         (["test.txt"], ""),
         (["eval.txt", "testing.md"], ""),
     ],
@@ -166,9 +190,15 @@ def test_what_is_called_a_test_is_not_trained_on_where_the_training_text_was_lef
     ) as refused:
         check(config(path=str(folder)))
     assert left_out in str(refused.value)
-    check(
-        config(path=str(next(folder.glob("*test*.txt"), folder / "eval.txt")))
-    )  # by itself it is a text like others
+    by_itself = next(folder.rglob("*test*.txt"), folder / "eval.txt")
+    check(config(path=str(by_itself)))  # is a text like others
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.log", "train/run.yaml"])
+def test_what_is_called_after_what_it_does_is_no_training_text(config, tmp_path, name):
+    names = {"book.txt": PARTS["train"], "test.txt": PARTS["test"], name: "x"}
+    cfg = config(path=str(write(tmp_path / "t", names)))
+    assert "".join(texts(cfg, "train", tmp_path) + texts(cfg, "validation", tmp_path)) == PARTS["train"]
 
 
 def test_a_table_without_the_column_does_not_leave_its_test_file_to_train_on(config, tmp_path):
@@ -187,6 +217,12 @@ def test_what_is_beside_the_texts_does_not_stand_in_for_them(config, tmp_path):
     folder = write(tmp_path / "packed", {"train.txt.zst": "x", "test.txt.zst": "x", **readme})
     with pytest.raises(UserError, match=r"e.g. test.txt.zst; decompress them"):
         check(config(path=str(folder)))
+    folder = write(tmp_path / "binary", {"train.bin": "x", "val.bin": "x", **readme})
+    with pytest.raises(
+        UserError, match=r"cannot read .*, e.g. train.bin; .* give a glob of the files to read"
+    ):
+        check(config(path=str(folder)))
+    assert texts(config(path=str(folder / "*.md")), "train", tmp_path)
 
 
 @pytest.mark.slow

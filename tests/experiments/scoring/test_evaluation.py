@@ -13,8 +13,9 @@ from support.program import Lab, write_text
 
 from experiments import data
 from experiments.data import DataConfig, Split
+from experiments.data.sources.base import Document
 from experiments.runs import LoadedRun, RunFolder, load_corpus
-from experiments.scoring.text import score_split
+from experiments.scoring.text import format_metrics, score_split
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
 from zoo.errors import UserError
@@ -124,6 +125,19 @@ def test_metrics_are_normalised_by_the_raw_text(model, documents: data.Corpus):
     assert m["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-4)
     assert m["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-3)
     assert m["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_words"), [("two words. " * 200, True), ("ACGT" * 500, False), ("語" * 50, False)]
+)
+def test_word_perplexity_is_of_words(model, text: str, has_words: bool):
+    """A text without blanks has none: the number would be e to the nats of all of it."""
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+    words = Document(text, rows=1).n_words
+    m = score_split(model, Split(tokens, words, len(tokens), 1), stride=T, batch_size=4).metrics()
+    assert (m["word_perplexity"] is not None) == has_words
+    assert ("word perplexity" in format_metrics("test", m, "text")) == has_words
+    assert "inf" not in format_metrics("test", m, "text")
 
 
 @pytest.mark.slow
