@@ -167,11 +167,11 @@ def _probes(results: Results) -> list[str]:
     halves = interrupted(results)
     if halves:
         sentences.append(
-            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. "
-            "job=probe makes them anew."
+            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two "
+            "passes. Run job=probe again."
         )
     if len({_settings(text) for text in records(results)} - {None}) > 1:
-        sentences.append("runs were probed with different settings; they stand with each run's config.")
+        sentences.append("runs were probed with different settings, listed with each run's config.")
     return sentences
 
 
@@ -289,8 +289,8 @@ def _rates(runs: pd.DataFrame) -> list[str]:
     if rate.empty:
         return []
     return [
-        f"one learning rate, {rate.iloc[0]:g}, for all models: the best differs between architectures, and so may "
-        "their order at it; sweep optim.lr."
+        f"one learning rate, {rate.iloc[0]:g}, for all models: the best rate differs between architectures, and "
+        "tuning may change their order; sweep optim.lr."
     ]
 
 
@@ -378,8 +378,8 @@ def seeds_apart(results: Results) -> pd.Series:
 EARLY, LATE = 1 / 8, 1 / 2
 """Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
 UNKNOWN = (
-    "context not measured: no run has its loss early and late in it, so nothing shows that the models use theirs "
-    "(job=probe measures it)."
+    "context use not measured: no run has its loss at early and late positions, so nothing shows that the models use "
+    "their context (job=probe measures it)."
 )
 
 
@@ -398,8 +398,8 @@ def context_use_caveats(results: Results) -> list[str]:
         return []
     each = listing((f"{row.Index} {row.mean:+.3f}" for row in weak.itertuples()), limit=6)
     return [
-        f"context hardly used: from the first {EARLY:.0%} of the positions to the second half the loss of the same "
-        f"tokens falls by no more than seeds differ (nats/token: {each}), so it says little about how these models mix "
+        f"context hardly used: from the first {EARLY:.0%} of the positions to the second half, the loss of the same "
+        f"tokens falls by no more than seeds differ (nats/token: {each}). It says little about how these models mix "
         "tokens."
     ]
 
@@ -447,14 +447,14 @@ def _peaks(runs: pd.DataFrame) -> list[str]:
     faster = runs[above_peak(runs)]
     if len(faster):
         sentences.append(
-            f"above the peak: {_named(faster)} did more FLOP/s than the peak that was measured, on a busy machine; "
-            "no MFU is shown for them."
+            f"above the peak: {_named(faster)} did more FLOP/s than the measured peak, because the machine was "
+            "busy; no MFU is shown for them."
         )
     spread = runs.groupby(list(MACHINE), dropna=False)["mfu_peak_flops"].agg(["min", "max"])
     apart = spread[spread["max"] > (1 + PEAKS_APART) * spread["min"]]
     sentences += [
-        f"the peak of one machine was measured as {engineering(row['min'])} to {engineering(row['max'])} FLOP/s, while "
-        "other things ran: MFU of these runs cannot be compared."
+        f"the peak of one machine was measured as {engineering(row['min'])} to {engineering(row['max'])} FLOP/s, "
+        "because other processes ran: the MFU of these runs cannot be compared."
         for _, row in apart.iterrows()
     ]
     return sentences
@@ -471,19 +471,20 @@ def _shared_machine(runs: pd.DataFrame) -> list[str]:
     sentences = []
     if (runs["workers"] > 1).any():
         sentences.append(
-            f"speeds were measured beside other cells ({conditions(runs)}): they are no speeds of a machine alone."
+            f"speeds were measured while other runs trained on the machine ({conditions(runs)}): a run alone may be "
+            "faster."
         )
     unknown = int(runs["workers"].isna().sum())
     if unknown:
         sentences.append(
-            f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time "
-            "was not recorded."
+            f"speeds of {unknown} of {len(runs)} runs may have been measured while others trained: how many trained "
+            "at a time was not recorded."
         )
     own_load = runs["workers"].astype("float64") * runs["threads"].astype("float64")
     busy = runs[runs["load"] > own_load + 1]
     if len(busy):
         sentences.append(
-            f"other processes took the machine as well while {_named(busy)} trained (load {busy['load'].min():.1f} to "
+            f"other processes also used the machine while {_named(busy)} trained (load {busy['load'].min():.1f} to "
             f"{busy['load'].max():.1f}): speeds are too low."
         )
     return sentences
@@ -518,9 +519,9 @@ def machine_caveats(runs: pd.DataFrame) -> list[str]:
     places = place(runs)
     if places.nunique() <= 1:
         return [
-            f"numbers of one machine ({listing(places.unique())}): another processor, or others of its instructions, "
-            "rounds otherwise, which may move a trained loss by as much as a seed does; "
-            "analysis.across_machines compares the same runs."
+            f"numbers of one machine ({listing(places.unique())}): another processor or instruction set rounds "
+            "differently, which may move a trained loss by as much as another seed does; "
+            "analysis.across_machines compares the same runs on two machines."
         ]
     counts = places.value_counts()
     each = listing(f"{name} ({n} run{'s' * int(n > 1)})" for name, n in counts.items())
@@ -545,7 +546,7 @@ def _repeated(runs: pd.DataFrame) -> list[str]:
         else f" The {NAMES[metric]} differs by up to {number(spread.max())} ({widest.label} seed {whole(widest.seed)})."
     )
     return [
-        f"{again['run'].nunique()} run(s) are there from several machines, under one id; the first found counts, and "
+        f"{again['run'].nunique()} run(s) come from several machines under one id. Only the first found counts; "
         f"analysis.across_machines compares them.{apart}"
     ]
 

@@ -294,13 +294,13 @@ def sentence(family: Family, documents: pd.DataFrame) -> list[str]:
         return []
     places = np.arange(len(family.table))
     seeds, _ = family.spread.errors(places, np.full_like(places, family.table.index.get_loc(family.baseline)))
-    beside = f", beside {np.nanmax(seeds):.2g} over seeds" if np.isfinite(seeds).any() else ""
+    beside = f" (over seeds: {np.nanmax(seeds):.2g})" if np.isfinite(seeds).any() else ""
     zero = [label for label, one in over.items() if one.low <= 0 <= one.high]
     mixed = listing(zero, 20) if zero else "none"
     return [
-        f"Another test text of the kind would move differences too: over the {next(iter(over.values())).documents} "
-        f"documents of this one their standard error is at most {max(errors):.2g} nats/token{beside}. With these seeds "
-        f"and other documents, zero is inside the 95 % interval (bootstrap over documents) of: {mixed}."
+        f"Another test text of this kind would also move differences: over the {next(iter(over.values())).documents} "
+        f"documents of this one their standard error is at most {max(errors):.2g} nats/token{beside}. Over documents, "
+        f"with these seeds, the 95 % bootstrap interval contains zero for: {mixed}."
     ]
 
 
@@ -314,15 +314,15 @@ def caveats(runs: pd.DataFrame, documents: pd.DataFrame) -> list[str]:
         if numbers.min() >= FEWEST:
             return []
         return [
-            f"a small test split: its documents are worth {numbers.min():.0f} of equal length, fewer than {FEWEST}; "
-            "other documents may move differences by more than other seeds."
+            f"a small test split: its documents count as {numbers.min():.0f} of equal length, fewer than {FEWEST}. "
+            "Other documents may move differences by more than other seeds do."
         ]
     tokens = runs["test_tokens"].dropna()
     if tokens.empty or tokens.min() >= SHORTEST:
         return []
     return [
-        f"a small test split: {whole(tokens.min())} tokens were scored, fewer than {engineering(SHORTEST)}; another "
-        "text of the kind may move differences by more than other seeds."
+        f"a small test split: {whole(tokens.min())} tokens were scored, fewer than {engineering(SHORTEST)}. Another "
+        "text of this kind may move differences by more than other seeds do."
     ]
 
 
@@ -417,8 +417,8 @@ def _findings(family: Family) -> list[str]:
     first = _first_places(family, table["shown"])
     if family.baseline is None:
         return [
-            "No baseline: there is no plain transformer, or more than one; baseline=LABEL names a model to compare "
-            f"with, one of {listing(table.index, 40)}.",
+            "No baseline: these models include no plain transformer, or more than one. Name one with "
+            f"baseline=LABEL, such as baseline='{table.index[0]}'.",
             *first,
         ]
     name = table.loc[family.baseline, "shown"]
@@ -434,7 +434,7 @@ def _findings(family: Family) -> list[str]:
     alike = unknown & (others["difference"] == 0) & (others["n_seeds"] > 1)
     for which, what in (
         (alike, f"Equal to {name} in every seed"),
-        (unknown & ~alike, "Not compared, for want of seeds that differ"),
+        (unknown & ~alike, "Not compared, because seeds are too few or do not differ"),
     ):
         if which.any():
             sentences.append(f"{what}: {listing(others.loc[which, 'shown'], 20)}.")
@@ -449,11 +449,11 @@ def _names(table: pd.DataFrame) -> pd.Series:
 def _chance(others: pd.DataFrame, baseline: str) -> str:
     """The sentence for models of which no deviation over seeds is known."""
     sides = {
-        f"ahead of {baseline} by it": others.loc[others["difference"] < 0, "shown"],
+        "ahead": others.loc[others["difference"] < 0, "shown"],
         "behind": others.loc[others["difference"] >= 0, "shown"],
     }
     named = "; ".join(f"{side}: {listing(names, 20)}" for side, names in sides.items() if len(names))
-    return f"One seed of each model, so that no difference from {baseline} can be told from chance ({named})."
+    return f"With one seed per model, no difference from {baseline} can be told from chance (on that seed, {named})."
 
 
 def _better_and_worse(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]:
@@ -469,8 +469,13 @@ def _better_and_worse(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]
                 _difference(row, unit if place == 0 else "") for place, row in enumerate(side.itertuples())
             ]
             verdict = f"{side['shown'].iloc[0]} {verb} {baseline} {each[0]}{_rest(side, each)}"
-            sentences.append(f"A lead, no verdict ({lead}): {verdict}." if lead else f"{verdict}.")
+            sentences.append(f"{verdict}. {_only_a_lead(lead)}" if lead else f"{verdict}.")
     return sentences
+
+
+def _only_a_lead(reasons: str) -> str:
+    """The sentence after a difference that is shown but proves little."""
+    return f"This is a lead, not a verdict: {reasons}."
 
 
 def _rest(side: pd.DataFrame, each: list[str]) -> str:
@@ -505,12 +510,13 @@ def _first_places(family: Family, shown: pd.Series) -> list[str]:
         return []
     if table.loc[first[0], "rank_worst"] > 1:
         names = listing(shown[first], 20)
-        return [f"Not shown to be worse than any other model, every pair compared: {names}."]
+        return [
+            f"May be the best: {names}. Every pair was compared, and no model is shown to be better than these."
+        ]
     leads = dict.fromkeys(reason for other in table.index[1:] for reason in family.lead(first[0], other))
     if leads:
         return [
-            f"A lead, no verdict ({'; '.join(leads)}): {shown[first[0]]} is ahead of every other model, every pair "
-            "compared."
+            f"{shown[first[0]]} is ahead of every other model, every pair compared. {_only_a_lead('; '.join(leads))}"
         ]
     return [f"{shown[first[0]]} is better than every other model, every pair compared."]
 
@@ -529,38 +535,38 @@ def _intervals(family: Family, deviation: float, unit: str) -> str:
     spread = family.spread
     if spread.pooled:
         how = (
-            f"One deviation over seeds for all models, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom; "
-            "Cochran's test finds no model noisier than the others"
+            f"Standard deviation over seeds, one for all models: {deviation:.2g} {unit} ({spread.degrees} degrees of "
+            "freedom; Cochran's test finds no model noisier than the others"
             + (f", p = {spread.unequal:.2g}" if spread.unequal == spread.unequal else "")
-            + "); Dunnett's test"
+            + "). Intervals are from Dunnett's test"
         )
     else:
         apart = list(family.table.index[spread.apart])
-        verb, each = ("is", "its own deviation") if len(apart) == 1 else ("are", "deviations of their own")
+        verb, each = ("is", "it") if len(apart) == 1 else ("are", "each")
         shared = (
-            f"For the others one, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom), in which what is "
-            "noisier counts as if it were just not too noisy"
+            f"The others share one, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom), in which a noisier "
+            "model counts as if it were just not too noisy"
             if deviation > 0
             else "Seeds of the others made no difference"
         )
         how = (
             f"{listing(apart, 12)} {verb} noisier over seeds than the others (Cochran's test, p = {spread.unequal:.2g})"
-            f": {each}, with long intervals that more seeds would shorten. {shared}. Welch's test with Bonferroni's "
-            "correction"
+            f": {each} has its own standard deviation and wide intervals, which more seeds would narrow. {shared}. "
+            "Intervals are from Welch's test with Bonferroni's correction"
         )
     return (
-        f"{how}: all intervals together hold the true differences in 95 % of studies of equally noisy models, and "
-        "in 80 to 95 % where one is three times as noisy and few seeds do not show it (docs/comparing.md). Ranks "
-        "compare every pair of models, step by step with Holm's correction, which asks for more at first and for less "
-        "at last: a model may differ from the baseline and share its rank, or, of few models, have another rank and an "
-        "interval with zero."
+        f"{how}. Together they contain all true differences in 95 % of studies whose models are equally noisy, and "
+        "in 80 to 95 % where one model is three times as noisy and few seeds do not show it (docs/comparing.md). Ranks "
+        "come from another test, of every pair of models with Holm's correction. So a model may differ from the "
+        "baseline and still share its rank; among few models, it may have another rank although its interval contains "
+        "zero."
     )
 
 
 def _needed(deviation: float, models: int, unit: str) -> str:
     seeds = seeds_needed(SMALL, deviation, models)
     number = "more than 10,000" if seeds is None else f"{seeds:,}"
-    return f"To show a difference of {SMALL} {unit} four times in five takes {number} seeds of each model."
+    return f"To show a difference of {SMALL} {unit} with a power of 80 % takes {number} seeds of each model."
 
 
 def _pairing(family: Family) -> list[str]:
@@ -572,6 +578,6 @@ def _pairing(family: Family) -> list[str]:
     pays = paying_correlation(len(values), int(common.sum()))
     what = "Wrong answers" if family.metric == WRONG else "Losses"
     return [
-        f"{what} of equal seeds have a correlation of {correlation:.2f} between models; comparing seed by seed would "
-        f"pay above {pays:.2f}, and was not done: differences are of means."
+        f"{what} of the same seed have a correlation of {correlation:.2f} between models. Pairing by seed would pay "
+        f"above {pays:.2f}; it was not used: differences are of means."
     ]

@@ -161,6 +161,6 @@ def _fronts_text(found: pd.DataFrame) -> str:
     both = listing(found.index[pareto_front(found[[*COSTS, "loss"]])], 40)
     together = f"; in all three together: {both}" if len(differing) > 1 else ""
     return (
-        f"Pareto front, the models of which none is both cheaper and better: {'; '.join(members)}{together}. "
-        f"The fronts are of the means: chance is not ruled out. {matched}".rstrip()
+        f"Pareto front (no model is both cheaper and better than these): {'; '.join(members)}{together}. "
+        f"The fronts compare means; chance is not ruled out. {matched}".rstrip()
     )

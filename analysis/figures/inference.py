@@ -154,7 +154,7 @@ def caption(table: pd.DataFrame, batch: int) -> str:
     peers = " Dashed: the same weights in transformers, in turns with ours." if len(ours) < len(timed) else ""
     return (
         f"{batch} sequence{'s' * (batch > 1)} on {first.machine}, {first.precision}{size}. Median of {repeats} "
-        "repetitions, of decoding each the mean of a few steps in a row; band from the fastest to the slowest."
+        "repetitions (for decoding, each is the mean of a few consecutive steps); band: fastest to slowest."
         f"{peers} {_ratios(ours)}{_left_out(table)}"
     )
 
@@ -166,7 +166,7 @@ def _ratios(ours: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     told = [f"{row.model} {1 / row.ratio_transformer:.2f}" for row in rows.itertuples()]
-    return f"Time of a step after {at:,.0f} tokens over the plain transformer's: {listing(told, 40)}. "
+    return f"Time of a step after {at:,.0f} tokens, divided by the plain transformer's: {listing(told, 40)}. "
 
 
 def _left_out(table: pd.DataFrame) -> str:

@@ -132,7 +132,7 @@ def caption(table: pd.DataFrame) -> str:
         "Mutual information of a token's kind and its first choice on "
         f"{split_text(table)}, in nats: mean over heads "
         f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
-        "down to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
+        "down to a power of two; dotted: choices shuffled among the tokens, which shows what is due to chance. "
         f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance_text(table)}"
     )
 

@@ -129,7 +129,7 @@ def caption(table: pd.DataFrame) -> str:
         f"{_which(table)}: the {what} that each head's router chose first for each token of {sentence_text(table)}; "
         f"opacity: its probability (mean {first['probability'].mean():.2f}; {EVEN:.0%} opaque at {even:.2g}, an even "
         f"router's){strip}. Numbers mean something within a "
-        f"head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
+        f"head only. The most common {what} of a head gets {100 * commonest.mean():.0f} % of this sentence on average. "
         f"␣: a space. {provenance_text(table)}"
     )
 

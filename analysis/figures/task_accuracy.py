@@ -94,8 +94,8 @@ def caption(table: pd.DataFrame) -> str:
     """Explain colours and weights, and name seeds and tasks."""
     return (
         "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; none with one seed), "
-        "each model at its best learning rate. White: at chance or below, and at what copying from a fixed place, "
-        "distance or order gets, or a memory of training, where that is more; black: all right. Bold: not shown to be "
-        "worse than any other model on that task (all pairs, Holm's correction); those in bold share the first "
+        "each model at its best learning rate. White: no better than chance, or than copying from a fixed "
+        "place, distance or order, or memorising the training data, where these get more; black: all right. Bold: no "
+        "other model is shown to be better on that task (all pairs, Holm's correction); models in bold share the first "
         f"place, whatever their order here. {tasks_text(table)}"
     )

@@ -62,7 +62,9 @@ def caption(table: pd.DataFrame) -> str:
     """Describe lines, bands and chance, and name seeds and tasks."""
     several = table.groupby(["task", "model"])["seed"].nunique().max() > 1
     lines = (
-        "mean over seeds, as far as all go; bands: lowest to highest seed" if several else "one seed: no band"
+        "mean over seeds, as far as all seeds go; bands: lowest to highest seed"
+        if several
+        else "one seed: no band"
     )
     return (
         f"Share of right answers on the validation split while training ({lines}). {chance_text(table)}"

@@ -105,7 +105,7 @@ def caption(table: pd.DataFrame) -> str:
     fewest = table.groupby("task")["answers"].min()
     least = listing((f"{task} {whole(number)}" for task, number in fewest.items()), 20)
     return (
-        f"Share of right answers on the test split by the difficulty of an answer ({lines}), at most {BUCKETS} points "
-        f"of about as many answers each, drawn at their mean difficulty; answers of a run at a point, at least: "
+        f"Share of right answers on the test split by the difficulty of an answer ({lines}). At most {BUCKETS} points "
+        f"with about equally many answers, drawn at their mean difficulty; fewest answers of a run at a point: "
         f"{least}. {chance_text(table)}{rates_text(table)} {tasks_text(table)}"
     )

@@ -84,7 +84,8 @@ def caption(table: pd.DataFrame) -> str:
     several = table.groupby(["task", "model"])["seed"].nunique().max() > 1
     lines = "mean over seeds, bands: lowest to highest seed" if several else "one seed: no band"
     return (
-        f"Mean loss of the answers at a position, test split ({lines}), in buckets of the first {FIRST} tokens and of "
-        "as many as all before, drawn at their mean position. Dashed: the loss of guessing without looking back. "
+        f"Mean loss of the answers at a position, test split ({lines}). The first bucket has {FIRST} tokens, each "
+        "next one as many as all before it; points are at the mean position of a bucket. Dashed: the loss of guessing "
+        "without looking back. "
         f"{rates_text(table)} {tasks_text(table)}"
     )

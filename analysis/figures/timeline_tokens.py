@@ -113,9 +113,9 @@ def caption(table: pd.DataFrame) -> str:
     """Name the head, and define lift and counts."""
     first, what = table.iloc[0], table["noun"].iloc[0]
     return (
-        f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
-        f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
-        "the highest lift, the probability there over that anywhere, of those that went there "
-        f"{LEAST} times or more; numbers: how many of the token's occurrences on {split_text(table)}; ␣: a space. "
+        f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: the head whose {what} "
+        f"says most about the token ({first.information:.3f} nats). For each {what}: the tokens with the highest lift "
+        "(probability there divided by probability anywhere), among those that went there "
+        f"{LEAST} times or more. Numbers: how many of the token's occurrences on {split_text(table)}; ␣: a space. "
         f"{provenance_text(table)}"
     )

@@ -44,8 +44,8 @@ def caveats(results: Results) -> list[str]:
         for step, group in labels.groupby(steps)
     )
     return [
-        f"probes looked at weights of different steps: {listing(each)}. What differs may be how long they trained: "
-        "job=probe probe.at=last looks at all after their last step."
+        f"probes read weights of different steps: {listing(each)}. Differences may come from the length of training; "
+        "job=probe probe.at=last probes every run after its last step."
     ]
 
 

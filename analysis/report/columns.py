@@ -185,18 +185,20 @@ def _matched(row: Any) -> str:
 
 COMPARISON = (
     Field("name", lambda row: marked(row.label, row.marks), kind="name"),
-    Field("rank", rank_text, "", "rank_best", "number", "places it may have, every pair of models compared"),
+    Field(
+        "rank", rank_text, "", "rank_best", "number", "places that it may hold, every pair of models compared"
+    ),
     Field(
         "difference",
         difference_text,
         "from the baseline",
         "difference",
         "number",
-        "of mean losses, negative: better; all intervals together hold the truth with 95 %",
+        "of mean losses; negative is better; all intervals hold jointly with 95 % confidence",
     ),
     _number("p", "difference_p", _probability, note="of the difference, corrected for the number of models"),
     _text("pattern", "pattern", "code"),
-    _number("params", "parameters", files.engineering, note="parameters, tied ones once"),
+    _number("params", "parameters", files.engineering, note="parameters, tied ones counted once"),
     _number("beside embedding", "parameters_non_embedding", files.engineering, "params"),
     Field(
         "matched",
@@ -224,7 +226,7 @@ TASK_COMPARISON = (
     *COMPARISON[:2],
     replace(
         COMPARISON[2],
-        note="of mean accuracies, positive: better; all intervals of a task together hold the truth with 95 %",
+        note="of mean accuracies; positive is better; all intervals of a task hold jointly with 95 % confidence",
     ),
     *COMPARISON[3 : _QUALITY.start],
     Field(
@@ -242,19 +244,22 @@ TASK_COMPARISON = (
         "number",
     ),
     _number(
-        "chance", "chance", "{:.3f}".format, note="share of right answers by place and token at hand alone"
+        "chance",
+        "chance",
+        "{:.3f}".format,
+        note="share of right answers from the position and the current token alone",
     ),
     _number(
         "copying",
         "shortcut",
         _share,
-        note="share of right answers by copying from a fixed place, distance or order, no key read",
+        note="share of right answers by copying from a fixed place, distance or order, without reading a key",
     ),
     _number(
         "memory",
         "memorised",
         _share,
-        note="share of right answers by a memory of all beginnings that as much training shows, no rule known",
+        note="share of right answers by memorising all beginnings seen in as much training, without the rule",
     ),
     _interval("test loss", "test_loss", "nats/answer"),
     *COMPARISON[_QUALITY.stop :],
@@ -407,8 +412,8 @@ def sort_key(field: Field, row: Any) -> str:
 _COUNTED = {
     BETTER: "better on",
     WORSE: "worse on",
-    AHEAD: "ahead, a lead, on",
-    BEHIND: "behind, a lead, on",
+    AHEAD: "ahead (a lead) on",
+    BEHIND: "behind (a lead) on",
     TIED: "not shown to differ on",
     UNKNOWN: "not compared on",
 }
@@ -443,7 +448,7 @@ def task_page(results: Results, baseline: str | None = None) -> TaskPage:
     fields = [Field("model", lambda row: row.label, kind="name")]
     fields += [_field(place, task, levels_text(levels[task], ".3g")) for place, task in enumerate(tasks)]
     if long["baseline"].notna().any():
-        fields.append(Field("beside the baseline", lambda row: row.beside))
+        fields.append(Field("against the baseline", lambda row: row.beside))
     return TaskPage(tuple(fields), pd.DataFrame(rows), _note(long), long)
 
 
@@ -489,18 +494,18 @@ def _field(place: int, task: str, levels: str) -> Field:
 def _note(long: pd.DataFrame) -> str:
     names = listing(long["baseline"].dropna().unique(), 20)
     text = (
-        "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; one seed has none), "
-        "each model at its best learning rate; in brackets the places that it may have on that task, every pair of "
+        "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; none with one seed), "
+        "each model at its best learning rate. In brackets: the places that it may hold on that task, every pair of "
         "models compared. "
     )
     if long["baseline"].notna().any():
         text += (
-            f"Better and worse: than {names}, by an interval of the difference without zero; a lead is no verdict, "
-            "for the reason that the answer gives; no word: not shown to differ. "
+            f"Better and worse: than {names}, where the interval of the difference excludes zero. Ahead and behind: a "
+            "lead, not a verdict; the answer says why. No word: not shown to differ. "
         )
     if long["task"].nunique() > 1:
         text += (
-            "Tasks are never averaged. Intervals and places hold together within a task; over several tasks more than "
-            "one study in twenty has a wrong one."
+            "Tasks are never averaged. Intervals and places hold jointly within one task; over several tasks, more "
+            "than one study in twenty has a wrong one."
         )
     return text.rstrip()

@@ -175,7 +175,7 @@ def _yardsticks(runs: pd.DataFrame) -> str:
     if len(entropy):
         values = files.listing(f"{value:.3f}" for value in sorted(entropy.unique()))
         found += (
-            f" Knowing only how frequent each token of the training text is would cost {values} nats/token."
+            f" The unigram baseline, which knows only how frequent each token is, costs {values} nats/token."
         )
     return found
 

@@ -167,12 +167,12 @@ def contract_sentence(tables: VerdictTables) -> str:
     """Return the sentence on the contracts."""
     rows, broken = tables.contracts, tables.broken_contracts
     if rows.empty:
-        return "Its contracts were not checked yet."
+        return "Its contracts have not been checked yet."
     if broken.empty:
         return f"{tables.name} keeps all {len(rows)} contracts ({rows['cases'].sum()} cases)."
     return (
-        f"{tables.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that its losses "
-        "would not mean what they seem to, and nothing was trained."
+        f"{tables.name} fails: it breaks {len(broken)} of {len(rows)} contracts. Its losses would not mean what "
+        "they seem to, so nothing was trained."
     )
 
 
@@ -187,9 +187,9 @@ def broken_sentences(broken: pd.DataFrame) -> list[str]:
 # Findings from losses: the block's beside those of the transformer and of its relative.
 
 TESTS = (
-    "On a text or task the intervals of all models' differences from one of them hold together (Dunnett's test, or "
-    "Welch's with Bonferroni's correction). \"Better than every other model\" in the comparison of all is another "
-    "test, every pair of models by Holm's correction: either may show a difference that the other does not."
+    "On each text or task, the intervals of all models' differences from one of them hold jointly (Dunnett's test, or "
+    "Welch's with Bonferroni's correction). \"Better than every other model\" in the report comes from another test, "
+    "of every pair of models with Holm's correction. Either may show a difference that the other does not."
 )
 """By which test losses and accuracies differ on this page, and why a comparison may say otherwise of a pair."""
 
@@ -299,8 +299,8 @@ def _interval(family: Family, row: pd.Series, peer: str) -> str:
 # Findings of probes inside the models: a number a model with its interval over seeds.
 
 METHOD = (
-    "Of a model the median over layers and heads, the mean over seeds and its 95 % t interval, of the runs that were "
-    "compared, on a few held-out sequences."
+    "For each model, the median over layers and heads, then the mean over seeds with its 95 % t interval; measured on "
+    "a few held-out sequences, on the runs that were compared."
 )
 
 
@@ -342,7 +342,7 @@ def _fall(rows: pd.DataFrame) -> pd.DataFrame:
 READINGS = (
     Reading(
         "loss",
-        "Loss at a window's first tokens less that at its last: what context gives",
+        "Loss at a window's first tokens minus loss at its last: the gain from context",
         "nats/token",
         _fall,
     ),

@@ -49,23 +49,23 @@ def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
         budgets = listing(engineering(value) for value in sorted(runs["tokens"].unique()))
         found = [
             f"Larger models: these have {sizes} parameters beside the embedding.",
-            f"Longer training: each run saw {budgets} tokens; an order may turn with more.",
+            f"Longer training: each run saw {budgets} tokens; more may change the order.",
             f"Longer contexts: trained with {contexts} tokens.",
-            f"Losses elsewhere: trained on {listing(place(runs).unique())}; another processor rounds otherwise, as if "
-            "seeds were others, and may show a difference that is not shown here, or not show one that is.",
+            f"Losses elsewhere: trained on {listing(place(runs).unique())}; another processor rounds "
+            "differently, which acts like other seeds: a difference may appear or disappear.",
         ]
         if runs["chance"].isna().all():
-            found.append("Recall, state tracking and other abilities: only a text was trained on here.")
+            found.append("Recall, state tracking and other abilities: the models were trained on text only.")
     if not tables.speeds.empty:
         lengths = listing(whole(value) for value in sorted(tables.speeds["tokens"].unique()))
         machines = listing(tables.speeds["machine"].unique())
         found.append(
-            f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}, in one process; another may lie "
-            "outside these intervals by some per cent."
+            f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}, in one process; another process "
+            "may give speeds some per cent outside these intervals."
         )
         if (tables.speeds["device"] == "cpu").all():
             found.append("Speed on a GPU: unmeasured.")
-    return [*found, "Other options: the block was taken with its defaults."]
+    return [*found, "Other options: the block ran with its default options."]
 
 
 # The page.
@@ -73,7 +73,7 @@ def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
 _HEADINGS = {
     BETTER: "Better",
     WORSE: "Worse",
-    LEAD: "Leads, no verdicts",
+    LEAD: "Leads, not verdicts",
     EQUAL: "Equal, or not shown to differ",
     UNLEARNED: "Learned by neither",
 }

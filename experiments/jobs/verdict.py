@@ -44,7 +44,7 @@ def run_sweep(configs: list[Config]) -> None:
 def judge(configs: list[Config]) -> None:
     """Check contracts, measure sizes and speeds, compare what is learned, probe; what is done is not done again.
 
-    A block that breaks a contract is condemned: nothing is trained, since its losses would mean nothing.
+    A block that breaks a contract fails: nothing is trained, since its losses would mean nothing.
     """
     with signals.loading():
         from experiments.verdict import verdict_stages

@@ -86,8 +86,8 @@ RATES = (1e-3, 3e-3, 1e-2)
         (-0.5, RATES, "Better", "better than"),
         (0.5, RATES, "Worse", "worse than"),
         (0.0, RATES, "Equal, or not shown to differ", "not shown to differ from"),
-        (-0.5, RATES[1:2], "Leads, no verdicts", "ahead of"),
-        (0.5, RATES[1:2], "Leads, no verdicts", "behind"),
+        (-0.5, RATES[1:2], "Leads, not verdicts", "ahead of"),
+        (0.5, RATES[1:2], "Leads, not verdicts", "behind"),
     ],
 )
 def test_losses_are_compared_with_the_transformer_and_with_the_relative(
@@ -153,7 +153,7 @@ def test_what_probes_saw_is_told_of_every_model_that_has_it(tmp_path, write_run)
     probed(folder, rows)
     found = sections(write_verdict(folder, load_results(folder)))["What the probes see"]
     assert found == [
-        "Loss at a window's first tokens less that at its last: what context gives (nats/token), on pydocs: "
+        "Loss at a window's first tokens minus loss at its last: the gain from context (nats/token), on pydocs: "
         "transformer 1 ± 1.2.",
         "Attention on the first token (of all), on pydocs: transformer 0.2 ± 0.25.",
         "Half-life of what a state holds (tokens), on pydocs: mesanet 16 ± 20.",
@@ -168,7 +168,7 @@ def test_what_probes_saw_is_told_of_every_model_that_has_it(tmp_path, write_run)
 def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
     folder = write_study(write_run, write(tmp_path / "exp", sizes=(), speeds=()))
     found = sections(write_verdict(folder, load_results(folder)))
-    (ahead,) = found["Beside transformer: Leads, no verdicts"]
+    (ahead,) = found["Beside transformer: Leads, not verdicts"]
     assert ahead.startswith("Accuracy on parity")
     assert (
         ": kda 0.990 ± 0.020, transformer 0.600 ± 0.020, chance 0.500, memory 0.550; difference +0.39"
@@ -178,7 +178,7 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
     (equal,) = found["Beside transformer: Equal, or not shown to differ"]
     assert equal.startswith("Accuracy on mqar")
     assert "not shown to differ from transformer; both learned it" in equal
-    assert [said.split(":")[0] for said in found["Beside mesanet: Leads, no verdicts"]] == [
+    assert [said.split(":")[0] for said in found["Beside mesanet: Leads, not verdicts"]] == [
         "Accuracy on mqar",
         "Accuracy on parity",
     ]
@@ -187,7 +187,7 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
 def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_path):
     page = write_verdict(write(tmp_path, BROKEN, sizes=(), speeds=()), None)
     text = page.read_text()
-    assert "kda is condemned: it breaks 1 of 2 contracts" in text
+    assert "kda fails: it breaks 1 of 2 contracts" in text
     assert "Broken: saved (1 of 2 cases; mixer-kda: AssertionError: &lt;script&gt;)" in text
     assert "<script>" not in text
     assert "<b>delta" not in text

@@ -51,7 +51,7 @@ def test_a_report_of_two_says_how_far_the_same_ids_are_apart(both):
     assert "AVX512, 1 thread(s) (6 runs)" in mixed
     assert "losses differ by rounding" in mixed
     (same,) = [text for text in said if "from several machines" in text]
-    assert same.startswith("6 run(s) are there")
+    assert same.startswith("6 run(s) come from several machines")
     assert "test loss differs by up to 0.0900 (one seed 0)" in same
 
 

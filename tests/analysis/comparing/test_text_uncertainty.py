@@ -47,7 +47,7 @@ def test_differences_are_paired_over_documents(scored):
     assert found.low < found.difference < found.high
     (answer,) = answers([family(results)], documents)
     assert "over the 40 documents of this one" in answer.method[-1]
-    assert answer.method[-1].endswith("of: none.")
+    assert answer.method[-1].endswith("for: none.")
 
 
 def test_runs_that_were_not_all_scored_by_document_say_nothing(scored):

@@ -99,7 +99,8 @@ LACKING = {
 @pytest.mark.parametrize("reason", LACKING)
 def test_without_one_condition_it_is_a_lead(study, reason):
     found = said(study(**LACKING[reason]))
-    assert found[0].startswith(f"A lead, no verdict ({reason}): kda is ahead of transformer by ")
+    assert found[0].startswith("kda is ahead of transformer by ")
+    assert found[0].endswith(f"a lead, not a verdict: {reason}.")
     assert not [text for text in found if "transformer is" in text or "better than transformer" in text]
     assert not [text for text in found if "is worse than transformer" in text]
 
@@ -176,7 +177,9 @@ def test_a_selection_that_was_recorded_counts(study):
 
     assert told("")[0].startswith("kda is better than transformer")
     assert "Learning rates: each model's own, chosen on validation among 3 by other runs." in told("")
-    assert "(a best learning rate at the edge of those tried): kda" in told("highest")[0]
+    assert told("highest")[0].endswith(
+        "a lead, not a verdict: a best learning rate at the edge of those tried."
+    )
 
 
 @pytest.mark.parametrize(("size", "told"), [(100_000, "0.5 to 1 times"), (400_000, "1 to 2 times")])

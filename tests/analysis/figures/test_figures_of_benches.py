@@ -77,7 +77,8 @@ def test_the_caption_of_inference_says_where_and_what_is_missing(inference_csv):
     text = inference.caption(inference.read(inference_csv, batch=1), batch=1)
     assert text.startswith("1 sequence on Some CPU, 1 thread(s), float32, width 64, 4 layers. Median of 5")
     assert (
-        "Time of a step after 1,024 tokens over the plain transformer's: kda_pure 1.00 and nsa 1.00." in text
+        "Time of a step after 1,024 tokens, divided by the plain transformer's: kda_pure 1.00 and nsa 1.00."
+        in text
     )
     assert text.endswith("Not measured, for time or memory: nsa (prefill, 4,096) and nsa (decode, 4,096).")
 

@@ -42,8 +42,8 @@ def test_a_cell_has_accuracy_interval_places_and_what_is_shown(study):
     assert found["kda", "mqar"] == "0.965 ± 0.020 (1–2)"
     assert found["mesanet", "mqar"] == "0.700 ± 0.020 (3) behind, a lead"
     assert found["kda", "parity"] == "0.990 ± 0.020 (1) ahead, a lead"
-    assert found["kda", "beside the baseline"] == "ahead, a lead, on 1, not shown to differ on 1"
-    assert found["transformer", "beside the baseline"] == "baseline"
+    assert found["kda", "against the baseline"] == "ahead (a lead) on 1, not shown to differ on 1"
+    assert found["transformer", "against the baseline"] == "baseline"
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("loss", "first"), [(6.4, "One seed"), (6.6, "No model beats the unigram baseline, 6.500")]
+    ("loss", "first"), [(6.4, "With one seed per model"), (6.6, "No model beats the unigram baseline, 6.500")]
 )
 def test_the_first_screen_answers_in_five_sentences_and_says_first_where_nothing_was_learned(
     tmp_path, write_run, loss, first

@@ -204,7 +204,7 @@ def test_a_block_that_breaks_a_contract_is_condemned_and_not_trained(
     for path, text in {**shown("README.md"), "zoo/mixers/broken.py": source}.items():
         (tree / path).write_text(text, encoding="utf-8")
     said = python(tree, "run.py", "job=verdict", "block=broken", "trainer.progress=false")
-    assert f"broken is condemned: it breaks {breaks}" in said
+    assert f"broken fails: it breaks {breaks}" in said
     folder = tree / "results/verdict_broken"
     assert f"Broken: {contract}" in (folder / "verdict/verdict.md").read_text(encoding="utf-8")
     assert [path.name for path in folder.iterdir()] == ["verdict"]
