@@ -6,7 +6,7 @@ timing.py          times of alternatives in turns; lengths within a time budget;
 cases.py           the calls of kernels that are timed;  peers/: other libraries' functions for the same
 model_steps.py     training steps, decode states and inputs that are timed
 hugging_face.py    models of transformers with the weights of ours
-memory_traffic.py  bytes that operators move and save, and the roofline;  fused_parts.py: parts that kernels fuse
+memory_traffic.py  bytes that operators move and save, and the roofline
 static/            costs counted from machine code, without a GPU
 result_table.py    the table of results
 """

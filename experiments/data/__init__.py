@@ -3,7 +3,6 @@
 config.py        the `data` node of the configuration
 sources/         where texts come from;  tokenizers.py: how they become tokens
 corpus.py        a text as models are trained on it;  cache.py: folders that are made once
-scoring_text.py  a text that a model is only scored on
 tasks_base.py    what a synthetic task is, and all of them;  tasks/: one file a task
 task_set.py      a task as a data set
 batches.py       training batches of text, and evaluation windows

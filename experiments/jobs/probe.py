@@ -17,8 +17,15 @@ from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.planning.plan import check_measures, check_probe
-from experiments.probing import notices
-from experiments.probing.probe_run import FOLDER, find_runs, is_probed, probe_run, run_title, stream_rank
+from experiments.probing.probe_run import (
+    FOLDER,
+    find_runs,
+    is_probed,
+    notices_of_probed,
+    probe_run,
+    run_title,
+    stream_rank,
+)
 from experiments.runs import FAILURE, RunFailed, RunFolder
 from experiments.system import signals
 from experiments.system.processes import Bar
@@ -53,7 +60,7 @@ def run(config: Config) -> None:
     for run in runs:
         if line := stream_rank(run, config.probe.stream_energy):
             print(f"{run_title(run)}: {line}")
-        for line in notices.of_probed(run):
+        for line in notices_of_probed(run):
             print(f"notice: {run_title(run)}: {line}", file=sys.stderr, flush=True)
     if failed:
         raise RunFailed(

@@ -3,5 +3,4 @@
 probe_run.py  which runs are probed, how a run is probed, and the columns of the tables
 held_out.py   the windows, prompts and the sentence that every model reads, and rows over them
 per_token.py  attention maps and routes of a sentence, choices of routers over a text, attention on a task
-notices.py    what the measures say is wrong with a model's own numbers
 """

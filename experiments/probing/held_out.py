@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from torch import Tensor
 
 import zoo
 from experiments.configuration.schema import ProbeConfig
-from experiments.data import Split
+from experiments.data import Corpus, Split, TaskSet
 from experiments.runs import LoadedRun
 from experiments.scoring.text import token_losses
 from zoo.errors import UserError
 from zoo.model import LanguageModel
-from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
+from zoo.probes import Row, all_measures, correct_averages, evaluation_mode, probe_model
 from zoo.probes.measure import buckets
 
 
@@ -174,3 +175,33 @@ def probed_sentence(loaded: LoadedRun, split: Split, probe: ProbeConfig) -> Tens
             f"separator before it included; shorten it to {longest - 1:,} tokens"
         )
     return torch.tensor([tokens])
+
+
+# What the measures say is wrong with a trained model's own numbers, a sentence each.
+
+NOTICED, WINDOWS = "validation", 4
+"""The split, and how many of its windows, that decide whether a trained model has a notice."""
+
+
+def notices_of_trained(
+    run: Path, mixers: set[str], corpus: Corpus | TaskSet, device: torch.device
+) -> list[str]:
+    """Sentences about a run's best weights on a few held-out sequences; `mixers`: names of those in the model.
+
+    A model none of whose mixers a measure warns of is not run.
+    """
+    watching = {name: cls for name, cls in all_measures().items() if cls.warns_of in mixers}
+    if not watching:
+        return []
+    model = zoo.load(run, device)
+    if isinstance(corpus, TaskSet):
+        sequences = corpus.held_out(NOTICED).first(WINDOWS)
+        tokens, targets = torch.from_numpy(sequences.tokens), torch.from_numpy(sequences.targets)
+    else:
+        tokens, targets = evenly_spaced_windows(corpus.splits[NOTICED], WINDOWS, model.seq_len)
+    rows = average_rows(
+        row
+        for x, y in zip(tokens.split(1), targets.split(1), strict=True)
+        for row in probe_model(model, x.to(device), y.to(device), watching)
+    )
+    return [line for cls in watching.values() for line in cls.notices(rows)]

@@ -398,3 +398,11 @@ def stream_rank(run: Path, energy: float) -> str:
             r, n = found
             return f"{energy:.6g} of the energy of its {n} streams between layers is in {r} directions"
     return ""
+
+
+def notices_of_probed(run: Path) -> list[str]:
+    """What its measures say is wrong with a probed run's numbers, a sentence each; none without their table."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        rows = [Row(*values[1:-1]) for values in read(run, "measures")]  # without step and split
+        return [line for cls in all_measures().values() for line in cls.notices(rows)]
+    return []

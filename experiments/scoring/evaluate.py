@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments import data
 from experiments.configuration.schema import EvaluateConfig
-from experiments.data import DataConfig, TaskSet
+from experiments.data import DataConfig, Split, TaskSet
+from experiments.data.cache import cache_root
 from experiments.data.config import OF_TEXT, make_task
-from experiments.data.scoring_text import NamedSplit, read_splits
-from experiments.data.tasks_base import Task
+from experiments.data.corpus import tell_once, token_dtype, write_tokens
+from experiments.data.sources import SOURCES, Document, read_split
+from experiments.data.sources.text import corpus_name, told_files, whole_files
+from experiments.data.tasks_base import TASKS, Task
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs import CONFIG, IDENTITY, LoadedRun, load_corpus, load_model, load_run, recorded_data
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import Score, count_scored, score_carried, score_split
 from experiments.system.processes import Bar, Sink
-from zoo.errors import UserError
+from zoo.errors import UserError, unknown
 from zoo.io import read_card
 from zoo.options import check_limits
+from zoo.tokenization import Tokenizer
 
 # Synthetic tasks: the held-out sequences of a run, or those of other options.
 
@@ -225,3 +232,52 @@ def _score(loaded: LoadedRun, one: NamedSplit, options: EvaluateConfig, precisio
         return score_carried(model, split, **shared)
     stride = options.stride or max(1, model.seq_len // 2)
     return score_split(model, split, stride=stride, windows=options.windows, **shared)
+
+
+# A text that a model is scored on without having been trained on its source, cut by the tokenizer that there is.
+
+WHOLE = "text"
+"""The name of the one split of text files, which are scored whole."""
+
+
+@dataclass(frozen=True)
+class NamedSplit:
+    """A split with its name, and the name of its text as a table shows it."""
+
+    name: str
+    text: str
+    split: Split
+
+
+def read_splits(cfg: DataConfig, names: Sequence[str], tokenizer: Tokenizer) -> Iterator[NamedSplit]:
+    """Yield the text of ``cfg`` in tokens of ``tokenizer``: data.name=text whole, other sources by these splits.
+
+    Only what is yielded is read. Raises UserError for a source, a file or a text that is not there, is empty or is no
+    UTF-8.
+    """
+    if cfg.name in TASKS:
+        raise UserError(f"data={cfg.name} is a task, and this run was trained on text; give a text")
+    if cfg.name not in SOURCES:
+        raise unknown("data source", cfg.name, SOURCES)
+    source = SOURCES[cfg.name]
+    if cfg.name == "text":
+        source.check(cfg)
+        tell_once(told_files(cfg))
+        yield NamedSplit(WHOLE, corpus_name(cfg.path), _tokenised(whole_files(cfg), tokenizer))
+        return
+    source.check_splits(cfg, names)
+    for name in names:
+        read = read_split(cfg, name)
+        source.confirm(cfg, {name: read})
+        documents = source.documents(cfg, name, cache_root(cfg))
+        yield NamedSplit(name, source.label(cfg, name, read), _tokenised(documents, tokenizer))
+
+
+def _tokenised(documents: Iterator[Document], tokenizer: Tokenizer) -> Split:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tokens.bin"
+        counts = write_tokens(documents, tokenizer, file, lambda _: None)
+        tokens = np.fromfile(file, token_dtype(tokenizer.vocab_size))
+    if not counts["bytes"]:
+        raise UserError("the text to score is empty; give one with words in it")
+    return Split(tokens, counts["words"], counts["bytes"], counts["documents"])

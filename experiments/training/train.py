@@ -347,10 +347,10 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
 
 def _notify(planned: Plan, corpus: Corpus | TaskSet, device: torch.device) -> None:
     """Print what measures say is wrong with the numbers of a run's best weights, on the standard error."""
-    from experiments.probing import notices
+    from experiments.probing.held_out import notices_of_trained
 
     mixers = {registry.mixer_by_letter()[letter].name for letter in set(planned.letters)}
-    for line in notices.of_trained(planned.folder.path, mixers, corpus, device):
+    for line in notices_of_trained(planned.folder.path, mixers, corpus, device):
         print(f"notice: {planned.title}: {line}", file=sys.stderr, flush=True)
 
 

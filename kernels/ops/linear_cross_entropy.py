@@ -72,7 +72,7 @@ def in_chunks(
     size = max(FEWEST["cpu" if x.device.type == "cpu" else "cuda"], NUMBERS // len(weight))
     nats = x.new_empty(len(x), dtype=wide)
     is_right = x.new_empty(len(x) if right else 0, dtype=torch.bool)
-    dx = torch.empty_like(x) if learns else x.new_empty(0)
+    dx = x.new_empty(x.shape if learns else 0)
     dweight = weight.new_zeros(weight.shape if learns else 0, dtype=wide)
     logits = x.new_empty(min(size, len(x)), len(weight))
     for start in range(0, len(x), size):
@@ -145,7 +145,7 @@ def linear_cross_entropy_op(
 def _(x, weight, targets, ignore_index, learns, right):
     wide = torch.promote_types(x.dtype, torch.float32)
     nats, is_right = x.new_empty(len(x), dtype=wide), x.new_empty(len(x) if right else 0, dtype=torch.bool)
-    gradients = (torch.empty_like(y) if learns else y.new_empty(0) for y in (x, weight))
+    gradients = (y.new_empty(y.shape if learns else 0) for y in (x, weight))
     return x.new_empty((), dtype=wide), nats, is_right, *gradients
 
 

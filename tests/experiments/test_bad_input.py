@@ -76,7 +76,7 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["evaluate.carry=true"], "evaluate.carry=true belongs to job=evaluate"),
         (
             ["job=evaluate", "evaluate.carry=true", "evaluate.stride=3"],
-            "with evaluate.carry=true there is none",
+            "scores without windows",
         ),
         (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),

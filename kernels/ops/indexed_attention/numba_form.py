@@ -45,7 +45,7 @@ from kernels.numba_common.vectors import (
     spread,
     store,
 )
-from kernels.ops.indexed_attention.parts import Indexer, Output
+from kernels.ops.indexed_attention.torch_form import Indexer, Output
 from kernels.ops.lightning_topk.scores import AdaptiveK
 
 # The indexer's scores of one query and the keys that it selects.

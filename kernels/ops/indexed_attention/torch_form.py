@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from kernels.indices import Block, block_size, pack, penalties, query_blocks, unpack
-from kernels.ops.indexed_attention import parts
-from kernels.ops.indexed_attention.parts import Indexer, Output
 from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import lightning_topk
 from kernels.ops.lightning_topk.scores import (
@@ -24,6 +22,55 @@ from kernels.ops.lightning_topk.scores import (
 )
 from kernels.ops.lightning_topk.torch_form import lowest_kept
 from kernels.ops.sparse_attention import sparse_attention
+
+# What the fused forms read and write, and tensors by KV head: heads that share one are rows of one product.
+
+
+class Indexer(NamedTuple):
+    """q [B, T, HI, DI], k [B, T, DI], w [B, T, HI], bias [HI], tau []."""
+
+    q: Tensor
+    k: Tensor
+    w: Tensor
+    bias: Tensor
+    tau: Tensor
+
+
+class Output(NamedTuple):
+    """o [B, T, H, V]; log-sum-exps by KV head [B·Hkv, T·G, 1]; the selection's bits [B, T, ⌈T/8⌉]."""
+
+    o: Tensor
+    lse: Tensor
+    bits: Tensor
+
+
+def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Queries [B, T, H, D] -> [B·Hkv, T·G, D], the G heads of a KV head next to each other."""
+    return x.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(len(x) * kv_heads, -1, x.shape[-1])
+
+
+def by_query(x: Tensor, shape: torch.Size, kv_heads: int) -> Tensor:
+    """The inverse of `by_kv_head`: [B·Hkv, T·G, D] -> [B, T, H, D], shape [B, T, H, …]."""
+    batch, time, heads = shape[:3]
+    return x.view(batch, kv_heads, time, heads // kv_heads, -1).transpose(1, 2).flatten(2, 3)
+
+
+def keys_by_head(x: Tensor) -> Tensor:
+    """Keys or values [B, T, Hkv, D] -> [B·Hkv, T, D]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def keys_by_position(x: Tensor, heads: int) -> Tensor:
+    """The inverse of `keys_by_head`: [B·Hkv, T, D] -> [B, T, Hkv, D]."""
+    return x.unflatten(0, (-1, heads)).transpose(1, 2)
+
+
+def with_column(x: Tensor, column: Tensor | float) -> Tensor:
+    """x [..., D] with one more column [..., 1], so that a product adds a term without a pass of its own."""
+    if isinstance(column, float):
+        column = x.new_full((*x.shape[:-1], 1), column)
+    return torch.cat([x, column.to(x.dtype)], -1)
+
 
 # The three operations, one after the other.
 
@@ -112,8 +159,8 @@ def attend(
     q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V]; kind: the scores, "sigmoid" or "relu".
     """
     kv_heads, group, time = k.shape[2], q.shape[2] // k.shape[2], q.shape[1]
-    queries, values = parts.by_kv_head(q * scale, kv_heads), parts.keys_by_head(v)
-    keys = parts.keys_by_head(k).mT.contiguous()
+    queries, values = by_kv_head(q * scale, kv_heads), keys_by_head(v)
+    keys = keys_by_head(k).mT.contiguous()
     out = Output(
         q.new_empty(*q.shape[:3], v.shape[-1]),
         queries.new_empty(*queries.shape[:2], 1),
@@ -136,7 +183,7 @@ def attend(
         penalty = penalties(selected.mask, q.dtype)
         weights, out.lse[:, rows] = _weights(queries[:, rows], keys[:, :, seen], penalty, kv_heads)
         o = block.rows(out.o)
-        o.copy_(parts.by_query(torch.bmm(weights, values[:, seen]), o.shape, kv_heads))
+        o.copy_(by_query(torch.bmm(weights, values[:, seen]), o.shape, kv_heads))
         loss.add(block, selected, _mean_over_heads(weights, q.shape[0], group), penalty, kind)
     return out, loss.value, loss.gradients
 
@@ -174,7 +221,7 @@ class _Loss:
         self.scale = indexer.q.shape[-1] ** -0.5
         if learns:
             # Keys with a column of ones, whose product is the gradient of the bias; queries with their weight.
-            self.keys = parts.with_column(indexer.k, 1.0)
+            self.keys = with_column(indexer.k, 1.0)
             self.queries = indexer.q * indexer.w.unsqueeze(-1)
 
     def add(self, block: Block, selected: Selected, target: Tensor, penalty: Tensor, kind: str) -> None:
@@ -214,12 +261,12 @@ def attend_backward(
     product's, of factors with one more column.
     """
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    d_out, o = parts.by_kv_head(grad, kv_heads), parts.by_kv_head(out.o, kv_heads)
-    queries = parts.by_kv_head(q * scale, kv_heads)
-    keys, values = parts.keys_by_head(k), parts.keys_by_head(v)
-    keys_t, values_t = (parts.with_column(x, 1.0).mT.contiguous() for x in (keys, values))
-    shifted = parts.with_column(queries, -out.lse)
-    centred = parts.with_column(d_out, -(d_out * o).sum(-1, keepdim=True))
+    d_out, o = by_kv_head(grad, kv_heads), by_kv_head(out.o, kv_heads)
+    queries = by_kv_head(q * scale, kv_heads)
+    keys, values = keys_by_head(k), keys_by_head(v)
+    keys_t, values_t = (with_column(x, 1.0).mT.contiguous() for x in (keys, values))
+    shifted = with_column(queries, -out.lse)
+    centred = with_column(d_out, -(d_out * o).sum(-1, keepdim=True))
     dq, dk, dv = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
     for block in blocks(q):
         rows, seen = rows_of(block, group), slice(block.begin, block.end)
@@ -231,7 +278,7 @@ def attend_backward(
         dk[:, seen].baddbmm_(d_scores.mT, queries[:, rows])
         dv[:, seen].baddbmm_(weights.mT, d_out[:, rows])
     return (
-        parts.by_query(dq.mul_(scale), q.shape, kv_heads),
-        parts.keys_by_position(dk, kv_heads),
-        parts.keys_by_position(dv, kv_heads),
+        by_query(dq.mul_(scale), q.shape, kv_heads),
+        keys_by_position(dk, kv_heads),
+        keys_by_position(dv, kv_heads),
     )

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.autograd import attention_flops, first_order, gated
 from kernels.dispatch import reverse_mode_only, without_autocast
 from kernels.numba_common import refusal
-from kernels.ops.indexed_attention.parts import Indexer, Output
-from kernels.ops.indexed_attention.torch_form import composed
+from kernels.ops.indexed_attention.torch_form import Indexer, Output, composed
 from kernels.ops.lightning_topk.scores import AdaptiveK, wide
 from kernels.ops.sparse_attention.select import gathers
 

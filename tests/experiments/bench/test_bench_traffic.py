@@ -5,9 +5,8 @@ import csv
 import pytest
 import torch
 
-from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS, PROJECTIONS
 from experiments.bench.memory_traffic import OperatorBytes
-from experiments.bench.suites.traffic import CLAIMED
+from experiments.bench.suites.traffic import CLAIMED, FUSED_PARTS, GRADIENTS, PROJECTIONS
 
 
 def counted(call) -> int:

@@ -11,8 +11,8 @@ import pytest
 from support.sample_text import prose
 
 from experiments.data import check, fingerprint, prepare
-from experiments.data.scoring_text import read_splits
 from experiments.data.sources import SOURCES, SPLITS
+from experiments.scoring.evaluate import read_splits
 from zoo.errors import UserError
 from zoo.tokenization import ByteTokenizer
 

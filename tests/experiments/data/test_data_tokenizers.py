@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, fingerprint, prepare, tokenizers
-from experiments.data.scoring_text import read_splits
 from experiments.data.sources import base
 from experiments.data.tokenizers import LONGEST_WORD, PIECE, TOKENIZERS, has_long_words, pieces, train
+from experiments.scoring.evaluate import read_splits
 from experiments.system import signals
 from zoo.errors import UserError
 from zoo.tokenization import SEPARATOR, BytePairTokenizer, check_round_trip, from_json

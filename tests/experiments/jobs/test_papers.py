@@ -87,7 +87,7 @@ def test_longer_sequences_are_the_task_with_another_option(config: Config):
     assert [TaskSet(one).task.seq_len for one in longer_tasks(asked)] == [32, 64]
     assert [one.tasks.mqar.pairs for one in longer_tasks(asked)] == [2, 2]
     text = replace(asked, data=replace(asked.data, name="pydocs"))
-    with pytest.raises(UserError, match="data=pydocs is a text"):
+    with pytest.raises(UserError, match="data=pydocs is text"):
         longer_tasks(text)
 
 

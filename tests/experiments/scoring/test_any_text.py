@@ -17,10 +17,10 @@ import experiments
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
-from experiments.data.scoring_text import read_splits
 from experiments.data.tokenizers import train
 from experiments.runs import LoadedRun
 from experiments.scoring import evaluate as evaluation
+from experiments.scoring.evaluate import read_splits
 from experiments.scoring.text import score_split
 from zoo.errors import UserError
 from zoo.tokenization import ByteTokenizer

@@ -9,8 +9,7 @@ from support.margins import below
 from kernels import AdaptiveK, attention, indexed_attention, indices, lightning_topk, numba_common
 from kernels.autograd import flop_counter
 from kernels.ops.indexed_attention import OPERATION, numba_form, torch_ops
-from kernels.ops.indexed_attention.parts import Indexer
-from kernels.ops.indexed_attention.torch_form import FAINTEST, attend, attend_backward
+from kernels.ops.indexed_attention.torch_form import FAINTEST, Indexer, attend, attend_backward
 
 FORMS = {
     "torch, fp64": ("torch", torch.float64),
