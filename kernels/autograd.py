@@ -138,7 +138,9 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
 def _has_graph() -> bool:
     """Return whether a graph is kept: inference mode keeps none, also where gradients are enabled within it."""
     # Dynamo cannot trace the second question, and has no inference mode.
-    return torch.is_grad_enabled() and (torch.compiler.is_compiling() or not torch.is_inference_mode_enabled())
+    return torch.is_grad_enabled() and (
+        torch.compiler.is_compiling() or not torch.is_inference_mode_enabled()
+    )
 
 
 class _Linears(torch.autograd.Function):
