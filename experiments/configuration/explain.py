@@ -19,12 +19,18 @@ from zoo.model import letters_of
 
 # Errors of Hydra and OmegaConf in one line: the mistake, what was probably meant, the remedy.
 
+_UNREAD = "Error parsing override"
 _TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
 
 
 def explain(error: BaseException) -> str:
     """A configuration error in one line, with a suggestion where a name is close to a known one."""
     text = _flat(str(error))
+    word = getattr(
+        error, "override", None
+    )  # that Hydra's grammar cannot read; its text does not always name it
+    if word and not text.startswith(_UNREAD):
+        text = f"{_UNREAD} '{word}'\n{text}"
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
     if block := _unusable_options():
         return block
@@ -119,12 +125,15 @@ def _bad_syntax(text: str, cause: str) -> str | None:
     ):
         return None
     first = text.splitlines()[0].removeprefix("LexerNoViableAltException: ")
-    word = re.sub(r"^Error parsing override '(.*)'$", r"\1", first)
+    word = re.sub(rf"^{_UNREAD} '(.*)'$", r"\1", first)
     key, equals, _ = word.partition("=")
-    if not equals:
+    if not equals or key != key.strip():
         return f"cannot read the command line: {word!r}; give key=value, without spaces around ="
     example = QUOTING if key == "model.pattern" else f"""quote it twice on a command line: '{key}="..."'"""
-    return f"cannot read the command line: {word}. Quotes, parentheses, commas and a first ~ need quotes; {example}"
+    return (
+        f"cannot read the command line: {word}. Quotes, brackets, braces, parentheses, commas and a first ~ need "
+        f"quotes; {example}"
+    )
 
 
 def known_keys() -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from support.program import Lab, Outcome, write_text
 
 from experiments.bench.run_suite import SUITES
@@ -120,6 +122,23 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     assert said.startswith(
         "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation"
     )
+
+
+@pytest.mark.parametrize(
+    "value", ["/texts [raw]/*.txt", "(1).txt", "a{b", "a}b", "x]", "it's", 'say "x', "a,,b", "${x"]
+)
+def test_a_word_that_the_grammar_cannot_read_is_named_with_how_to_write_it(value):
+    with pytest.raises(HydraException) as refused:
+        OverridesParser.create().parse_overrides([f"data.path={value}"])
+    said = explain.explain(refused.value)
+    assert f"data.path={value}. Quotes" in said
+    assert said.endswith("""quote it twice on a command line: 'data.path="..."'""")
+
+
+def test_blanks_around_the_sign_are_told_of():
+    with pytest.raises(HydraException) as refused:
+        OverridesParser.create().parse_overrides(["seed = 1"])
+    assert "'seed = 1'; give key=value, without spaces around =" in explain.explain(refused.value)
 
 
 def test_an_error_that_no_rule_explains_is_told_with_its_cause():
