@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import math
 import warnings
 from logging import Logger
@@ -207,9 +208,15 @@ def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(
         (WithoutCache, "takes no cache or past_key_values"),
         (WithoutWords, "takes no logits_to_keep"),
         (Layerless, "its cache of kind object has no layers; pip install"),
+        (
+            functools.partial(FakePeer, scale=1.01),
+            "its Llama in transformers has other logits: relative error 0.0099",
+        ),
     ],
 )
-def test_a_version_of_transformers_that_would_drop_what_it_is_given_is_no_peer(monkeypatch, version, says):
+def test_a_version_of_transformers_that_drops_what_it_is_given_or_computes_something_else_is_no_peer(
+    monkeypatch, version, says
+):
     monkeypatch.setattr(theirs, "in_transformers", version)
     with pytest.raises(NoPeer, match=says):
         Peer(model_of("transformer"), FP32)
