@@ -199,8 +199,10 @@ class _RMSNorm(torch.autograd.Function):
         if torch.is_grad_enabled():  # the factor has derivatives of its own then
             factor = _RMSNorm.factor(x, ctx.eps)
         products = (grad * x).flatten(0, -2)
-        slope = (products @ gain).view_as(factor) * factor.square() / -x.shape[-1]
-        return torch.addcmul(grad * gain, x, slope) * factor, factor.flatten() @ products, None
+        # Sums, and no products with a vector: BLAS rounds those by how memory is aligned, which FSDP changes.
+        slope = (products * gain).sum(-1).view_as(factor) * factor.square() / -x.shape[-1]
+        shares = (factor.flatten().unsqueeze(-1) * products).sum(0)
+        return torch.addcmul(grad * gain, x, slope) * factor, shares, None
 
 
 # Kernels have first derivatives only: a second one raises instead of being wrong.

@@ -57,7 +57,7 @@ def test_compare_runs(quickstart, monkeypatch):
     assert "2 images" in text
     # late_full lies 0.0665 above the transformer; the interval is of means and of the deviation of all four models.
     assert re.search(r"late_full\s+\+0\.0665 ± 0\.0084\s+3\s+2", text)
-    assert "comparing seed by seed would pay above" in text
+    assert "Pairing by seed would pay above" in text
     assert r"\begin{tabular}" in text
     assert (quickstart / "report" / "runs.parquet").is_file()
 
