@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -59,8 +61,12 @@ def write_weights(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     def write(partial: Path) -> None:
         try:
             safetensors.torch.save_file(tensors, partial, metadata=metadata)
-        except safetensors.SafetensorError as error:  # a full disk, say
-            raise OSError(f"cannot write {path} ({_line(error)})") from error
+        except safetensors.SafetensorError as error:
+            # The system's number, which says that a disk is full, stands in the message alone.
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is None:
+                raise OSError(f"cannot write {path} ({_line(error)})") from error
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
     write_atomic(path, write)
 
