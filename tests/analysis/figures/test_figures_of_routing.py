@@ -168,6 +168,6 @@ def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
     assert first.get_title("left") == "timeline 0: 49 % of tokens"
     assert first.texts[0].get_text() == "30 of 32"
     assert (
-        f"layer 0, head 0: of all heads the one whose timeline says most about the token ({information(counts):.3f}"
+        f"layer 0, head 0: the head whose timeline says most about the token ({information(counts):.3f}"
         in (timeline_tokens.caption(table))
     )
