@@ -6,7 +6,6 @@
 
 Here are the public function and its backends.
 
-parts.py       what the fused forms read and write
 torch_ops.py   the fused operators, and the choice between them and the three operations
 torch_form.py  the three operations in a row; the fused form in PyTorch
 numba_form.py  the fused form compiled by Numba

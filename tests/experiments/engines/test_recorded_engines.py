@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.program import write_text
+from support.program import ROOT, write_text
 from support.recorded import check, flat
 from support.steady import changed, forget_texts, masked, refusal, tiny_config
 
@@ -260,7 +260,7 @@ def test_what_is_submitted_finds_this_code_and_nothing_else_does(monkeypatch):
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     names = ("PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     with slurm_page._environment(3):
-        assert [os.environ[name] for name in names] == [f"{slurm_page.ROOT}{os.pathsep}own", "3", "3"]
+        assert [os.environ[name] for name in names] == [f"{ROOT}{os.pathsep}own", "3", "3"]
     assert [os.environ.get(name) for name in names] == ["own", "9", None]
 
 
