@@ -119,13 +119,10 @@ def test_memory_never_holds_more_than_the_model_and_a_shard(tmp_path):
     model = sum(4 * p.numel() for p in theirs.parameters())
     shard = max(path.stat().st_size for path in folder.glob("*.safetensors"))
     assert model > 5 * shard
-    small, _ = saved(tmp_path / "small", "Llama")
-    warm = f"zoo.export(zoo.from_pretrained({str(small)!r}), {str(tmp_path / 'warm')!r})"  # what is imported late
-    script = "import zoo\nfrom support.peak_memory import peak\n" + warm
-    script += "\nbefore = peak()\n{}print(peak() - before)"
+    script = "import zoo\nfrom support.peak_memory import peak\nbefore = peak()\n{}print(peak() - before)"
     load = f"model = zoo.from_pretrained({str(folder)!r})\n"
     grown = 1024 * printed_by(script.format(load))
-    idle = 16 << 20  # what the interpreter takes for itself meanwhile
+    idle = 32 << 20  # late imports, and a tensor of 8 MB on its way; a second copy would take 124
     assert model * 0.9 < grown < model + shard + idle
     written = 1024 * printed_by(script.format(f"{load}zoo.export(model, {str(tmp_path / 'run')!r})\n"))
     assert written < grown + idle  # no second copy
