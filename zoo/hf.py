@@ -9,6 +9,7 @@ be; padding anywhere else, packed positions and caches of another kind are refus
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ from zoo.modules import ShortConvolution
 from zoo.modules.caches import join_states, select_sequences
 from zoo.pretrained.writing import LOADER, LOADER_TEXT
 
+CACHE = next(
+    f.name for f in dataclasses.fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values")
+)
+"""What transformers calls a cache: `cache` from 5.24 on, `past_key_values` before."""
+
+OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
+"""What a caller may ask for and this class does not give."""
+
 
 class ArchzooConfig(PreTrainedConfig):
     """archzoo: the model's description, as model.json of a run has it (zoo.io.card)."""
@@ -61,7 +70,9 @@ class ArchzooCache(Cache):
         super().__init__(layers=[])
         self.state, self.columns, self.tokens = state, 0, None
 
-    is_compileable = False
+    is_compileable = is_croppable = False
+    is_linear = (False,)
+    """That a prompt goes on after these columns: where all layers say linear, `generate` reads it from its start."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the batch that were read, padding included."""
@@ -150,23 +161,32 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
-        **_: Any,
+        cache: Cache | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        **more: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """input_ids int64 [B, T] -> logits [B, T, V], of the last `logits_to_keep` tokens where that is not 0.
 
         attention_mask: 1 for tokens, 0 for padding, [B, T] or with the columns read before; labels: int64 [B, T], −100
         for none: loss is the mean cross-entropy of each token's successor, with the auxiliary losses.
-        Raises ValueError for what would be computed wrongly.
+        num_items_in_batch: answers of all micro-batches of a step, as transformers' Trainer counts them; the loss is
+        then this micro-batch's part of the step's. cache, past_key_values: the decode state, by either name.
+        Raises ValueError for what would be computed wrongly, and for outputs that there are not.
         """
+        asked = [name for name in OUTPUTS if more.get(name)]
+        if asked:
+            raise ValueError(
+                f"an archzoo model has no {asked[0]}; leave it out, or probe the run with job=probe"
+            )
         if input_ids is None or inputs_embeds is not None:
             raise ValueError("an archzoo model reads input_ids, not inputs_embeds")
-        cache = past_key_values
+        cache = past_key_values if cache is None else cache
         if cache is not None and not isinstance(cache, ArchzooCache):
             raise ValueError(
                 f"a cache of kind {type(cache).__name__} holds no decode state; give none, or zoo.hf.ArchzooCache()"
             )
         if cache is not None and self.training:
-            raise ValueError("decoding has no gradient; call eval() first, or give no past_key_values")
+            raise ValueError("decoding has no gradient; call eval() first, or give no cache")
         cached = cache is not None or (use_cache is True and not self.training)
         own = _own_tokens(input_ids, attention_mask, 0 if cache is None else cache.columns)
         _check_positions(position_ids, own, None if cache is None else cache.tokens)
@@ -178,12 +198,20 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
             logits = self._rows_alone(input_ids, own)
         else:  # padding behind tokens is of no account to them
             logits, aux = self.model(input_ids)
-        loss = None if labels is None else self._loss(logits, labels) + self.model.aux_loss(aux)
+        loss = None
+        if labels is not None:
+            next_ones = labels[:, 1:].flatten()
+            answers = (next_ones != -100).sum()
+            items = answers if num_items_in_batch is None else num_items_in_batch
+            total = F.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), next_ones, ignore_index=-100, reduction="sum"
+            )
+            loss = (total + answers * self.model.aux_loss(aux)) / items
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
         elif logits_to_keep:
             logits = logits[:, -logits_to_keep:]
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if cached else None)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache if cached else None})
         return out.to_tuple() if return_dict is False else out
 
     def _extend(self, tokens: Tensor, own: Tensor, cache: ArchzooCache) -> Tensor:
@@ -224,12 +252,6 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
             parts.append((rows, self.model(tokens[rows, width - count :])[0] if count else None))
         return _scattered(parts, batch, width, self.model)
 
-    @staticmethod
-    def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
-        )
-
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any, **__: Any
     ) -> None:
@@ -239,8 +261,8 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
                 f"cache_implementation={generation_config.cache_implementation} is of keys and values, and an archzoo "
                 "model decodes by its own state; leave it out"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = ArchzooCache()
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+            model_kwargs[CACHE] = ArchzooCache()
 
 
 def in_fp32(model: nn.Module) -> list[str]:

@@ -347,8 +347,8 @@ def test_a_state_is_carried_on_from_one_call_to_the_next(pair):
     batch = tokens(2, LATER)
     cache = zoo.hf.ArchzooCache()
     with torch.no_grad():
-        theirs(batch[:, :11], past_key_values=cache, use_cache=True)
-    made = theirs.generate(batch, past_key_values=cache, max_new_tokens=8, do_sample=False)
+        theirs(batch[:, :11], use_cache=True, **{zoo.hf.CACHE: cache})
+    made = theirs.generate(batch, max_new_tokens=8, do_sample=False, **{zoo.hf.CACHE: cache})
     assert torch.equal(made[:, LATER:], greedy(model, batch, 8))
 
 
@@ -366,6 +366,7 @@ def test_a_state_is_carried_on_from_one_call_to_the_next(pair):
             "pad on the left",
         ),
         ({"inputs_embeds": torch.zeros(2, LATER, 16)}, "not inputs_embeds"),
+        ({"output_hidden_states": True}, "no output_hidden_states"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(pair, how, said):
@@ -397,6 +398,20 @@ def test_the_loss_is_that_of_training_and_padding_behind_tokens_changes_nothing(
     logits, aux = model.train()(batch)
     wanted = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
     torch.testing.assert_close(found.loss, wanted + model.aux_loss(aux))
+
+
+@pytest.mark.parametrize("pair", [("transformer",)], indirect=True)
+def test_micro_batches_of_transformers_trainer_add_up_to_a_step(pair):
+    """The Trainer does not divide by its micro-batches where a forward takes num_items_in_batch."""
+    batch = tokens(4, LATER)
+    labels = batch.clone()
+    labels[1, 5:] = -100
+    labels[3] = -100
+    items = (labels[:, 1:] != -100).sum()
+    rows = [
+        pair[1](batch[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=items).loss for i in range(4)
+    ]
+    torch.testing.assert_close(sum(rows), pair[1](batch, labels=labels).loss)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
