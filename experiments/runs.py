@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
+import hashlib
 import io
 import json
 import os
 import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,13 @@ from experiments.data.config import tasks_from
 from experiments.parallel.group import pick_precision
 from experiments.system import locks
 from zoo.backends import check_backend
-from zoo.config import from_dict
+from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 from zoo.io import CARD, WEIGHTS, read_card
 from zoo.model import LanguageModel
+from zoo.options import remembered
+from zoo.pretrained import Published, read_tokenizer
 from zoo.tokenization import Tokenizer
 
 # Folders and metrics.csv.
@@ -371,6 +375,44 @@ def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Cor
             f"the text at hand gives another tokenizer than {run.folder} was trained with; restore its text"
         )
     return corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The weights in a folder, not read yet: what model they are of, and a hash of them."""
+
+    config: ModelConfig
+    vocab_size: int
+    sha256: str
+    load: Callable[[], LanguageModel]
+    tokenizer: Callable[[], Tokenizer]
+
+
+def find_weights(place: str) -> Weights:
+    """The weights of a run, an exported model or a published one. Raises UserError where there are none."""
+    folder = Path(place).expanduser()
+    files = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    return _weights_of(folder, [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+
+
+@remembered
+def _weights_of(folder: Path, files: list[tuple[str, int, int]]) -> Weights:
+    """files: names, sizes and times, so that weights are hashed again where they are others."""
+    if (folder / CARD).is_file():
+        card = read_card(folder)
+        with open(folder / WEIGHTS, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        config = from_dict(ModelConfig, card["model"], recorded=True)
+        load = functools.partial(zoo.load, folder, backend="auto")
+        return Weights(config, card["vocab_size"], digest, load, functools.partial(zoo.tokenizer, folder))
+    if not files or not (folder / "config.json").is_file():
+        raise UserError(
+            f"start.weights={folder} holds no weights; give a finished run (results/NAME/RUN), or a published model's "
+            "folder with config.json and *.safetensors"
+        )
+    found = Published.open(folder)
+    tokenizer = functools.partial(read_tokenizer, folder)
+    return Weights(found.config, found.vocab_size, found.digest(), found.load, tokenizer)
 
 
 # A run's weights: the best in its folder, others in weights/step-N, the newest in its checkpoints.

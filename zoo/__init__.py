@@ -22,7 +22,7 @@ from zoo.generate import generate
 from zoo.interfaces import Dims, Mixer
 from zoo.io import export, load
 from zoo.model import LanguageModel
-from zoo.pretrained import from_pretrained
+from zoo.pretrained import convert, from_pretrained
 from zoo.registry import register_channel, register_mixer, register_residual
 from zoo.tokenization import tokenizer
 
@@ -33,6 +33,7 @@ __all__ = [
     "Mixer",
     "ModelConfig",
     "UserError",
+    "convert",
     "export",
     "from_pretrained",
     "generate",

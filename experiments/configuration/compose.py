@@ -209,9 +209,12 @@ def label(config: Config, letters: str) -> str:
 
 
 def _after_the_name(config: Config, letters: str) -> list[str]:
-    """Return what a model has and its preset has not, and the synthetic task that it is trained on."""
+    """Return what a model has and its preset has not, its task, and whether it began with another's weights."""
     task = [config.data.name] if config.data.name in TASKS else []
-    return differences_from_preset(config.model, letters) + task
+    begun = (
+        [] if config.start.weights is None else ["continued" if config.start.into is None else "converted"]
+    )
+    return differences_from_preset(config.model, letters) + task + begun
 
 
 def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:

@@ -102,6 +102,28 @@ class SweepConfig:
 
 
 @dataclass
+class StartConfig:
+    """Weights that a run begins with, in the place of drawn ones (docs/hugging_face.md).
+
+    weights: a run folder, or a published model's folder; the run has its model, its vocabulary and its tokenizer (null:
+        weights are drawn from the seed).
+    into: gsa: full attention becomes gated sparse attention, and the stream those of model.residual, with the same
+        logits before the first step (null: the model stays the same).
+    indexer: share of the steps, the first of all, in which indexers alone learn.
+    gates: share of the steps, the next ones, in which gates and the coefficients of residual streams learn too.
+    sha256: hash of the weights: filled in, and other weights are refused where it is given.
+    vocab_size: the model's vocabulary, which may be larger than the tokenizer's: filled in.
+    """
+
+    weights: str | None = None
+    into: str | None = limited(None, choices=("gsa",))
+    indexer: float = limited(0.0, least=0, below=1)
+    gates: float = limited(0.0, least=0, below=1)
+    sha256: str | None = None
+    vocab_size: int | None = None
+
+
+@dataclass
 class OptimConfig:
     """AdamW with linear warm-up and cosine decay.
 
@@ -485,6 +507,7 @@ class Config:
     match_length: int | None = limited(None, least=1)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -512,6 +535,8 @@ class Config:
     def nominal_vocabulary(self) -> int:
         """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
         d = self.data
+        if self.start.vocab_size is not None:
+            return self.start.vocab_size
         if d.tokenizer == "pretrained" and d.tokenizer_path is not None:
             return TOKENIZERS[d.tokenizer].spec(d)["vocab_size"]
         return {"bytes": 257, "gpt2": 50257}.get(d.tokenizer, d.vocab_size)

@@ -11,16 +11,12 @@ import torch
 from omegaconf import OmegaConf
 
 import zoo
-from experiments.configuration.compose import model_color
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import derive_costs
 from experiments.data.cache import content_hash
 from experiments.jobs import Job
 from experiments.planning.identity import IDENTITY_FORMAT, block_files
+from experiments.planning.plan import describe
 from experiments.runs import METRICS, NOT_EXPERIMENTS, MetricLog, RunFolder
-from experiments.system import machine
-from zoo import cost, registry
-from zoo.config import layout_name
 from zoo.errors import UserError
 from zoo.model import letters_of
 from zoo.pretrained import Published
@@ -92,31 +88,13 @@ def _summary(
     seconds: float,
 ) -> dict[str, Any]:
     """The summary of a run that was trained elsewhere: nothing of its training is known but the weights."""
-    letters, device = letters_of(config.model), torch.device("cpu")
-    costs = derive_costs(config, published.vocab_size)
-    model = zoo.model.on_meta(config.model, vocab_size=published.vocab_size, seq_len=config.data.seq_len)
-    commit, dirty = machine.commit()
-    source = str(published.folder.resolve())
+    letters, resolved = letters_of(config.model), published.folder.resolve()
+    told = describe(config, letters, folder, published.vocab_size, torch.device("cpu"))
     return {
-        "schema": 1,
-        "experiment": config.name,
-        "run": folder.path.name,
-        "name": published.folder.resolve().name,
-        "source": {"folder": source, "sha256": digest, "family": published.family.model_type},
-        "model": {
-            "preset": published.family.model_type,
-            "pattern": letters,
-            "layout": layout_name(letters),
-            "depth": len(letters),
-            "d_model": config.model.d_model,
-            "residual": config.model.residual.name,
-            "channel": config.model.channel.name,
-            "color": model_color(config.model, letters),
-            "family": registry.dominant_mixer(letters).family,
-        },
-        "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(letters))],
-        "block_files": folder.block_files(),
-        "seed": config.seed,
+        **told,
+        "name": resolved.name,
+        "source": {"folder": str(resolved), "sha256": digest, "family": published.family.model_type},
+        "model": {**told["model"], "preset": published.family.model_type},
         "data": {
             "name": "published",
             "train": "unknown: published weights",
@@ -128,19 +106,9 @@ def _summary(
             "pack": config.data.pack,
             "fingerprint": digest[:32],
         },
-        "parameters": cost.parameters(model),
-        "parameters_non_embedding": cost.parameters_non_embedding(model),
-        "flops_per_token": {"forward": costs.forward_flops, "training": costs.training_flops},
-        "state_bytes": {str(tokens): size for tokens, size in costs.state_bytes.items()},
         "metrics": {},
         "stopped": "imported",
         "seconds": round(seconds, 3),
-        "commit": commit,
-        "dirty": dirty,
-        "versions": machine.versions(),
-        "machine": machine.describe(device),
-        "command": machine.command(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
 

@@ -33,6 +33,7 @@ IDENTITY_FORMAT = 2
 DATA_KEYS = ("pack", "seq_len", "batch_size")
 TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
 EVALUATE_KEYS = ("stride", "windows")
+START_KEYS = ("sha256", "indexer", "gates")
 
 
 def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         },
         "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
         "seed": config.seed,
+        **({} if config.start.weights is None else {"start": deciding(config.start, START_KEYS)}),
     }
 
 
@@ -104,7 +106,7 @@ def recorded_config(values: dict[str, Any]) -> Config:
     }
     if (task := values["data"]["name"]) in data.TASKS:
         kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
-    sections = {name: values[name] for name in ("model", "optim", "seed")}
+    sections = {name: values[name] for name in ("model", "optim", "seed", "start") if name in values}
     return zoo.config.from_dict(Config, {**sections, **kept}, "config", recorded=True)
 
 
@@ -171,7 +173,7 @@ def _tell_changed(plans: Iterable[Plan]) -> None:
 # one run, and a complete run stays as it was made, whatever is asked.
 
 _NAMING = (
-    *("model", "data", "optim", "seed", "match", "match_length", "trainer.tokens_per_parameter"),
+    *("model", "data", "start", "optim", "seed", "match", "match_length", "trainer.tokens_per_parameter"),
     *(f"trainer.{key}" for key in TRAINER_KEYS),
     *(f"evaluate.{key}" for key in EVALUATE_KEYS),
 )

@@ -9,26 +9,33 @@ import csv
 import dataclasses
 import functools
 import importlib.util
+import operator
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from experiments import data, runs
-from experiments.configuration.compose import label
+from experiments.configuration.compose import label, model_color
 from experiments.configuration.schema import HELD_OUT, Config, OptimConfig, ProbeConfig, TrainerConfig
+from experiments.costs.model_costs import derive_costs
 from experiments.data import TASKS
 from experiments.parallel import group
 from experiments.planning.identity import folder_of, identify
 from experiments.runs import NOT_EXPERIMENTS, SUMMARY, RunFolder
+from experiments.system import machine
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo import cost, registry
 from zoo.backends import TRAINING, check_backend
-from zoo.config import ModelConfig, from_dict
+from zoo.config import ModelConfig, from_dict, layout_name
 from zoo.errors import UserError, unknown
+from zoo.interfaces import grouped_parameters
 from zoo.matching import match, plain_transformer
 from zoo.model import letters_of, meta_model
 from zoo.options import check_limits, remembered
+from zoo.pretrained import converted
 
 # Cells of a sweep mostly share their data and their model.
 check_data, fingerprint = remembered(data.check), remembered(data.fingerprint)
@@ -91,10 +98,53 @@ def resolve(config: Config) -> Config:
 
     Resolving again changes nothing. Raises UserError for keys that contradict each other.
     """
+    config = begin_from_weights(config)
     if config.data.name in TASKS:
         config = dataclasses.replace(config, data=data.resolve_task(config.data))
     config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
     return at_studied_rate(apply_match(resolve_steps(config)))
+
+
+def begin_from_weights(config: Config) -> Config:
+    """The configuration with the model and the tokenizer of start.weights; without these as it is.
+
+    Raises UserError for weights that cannot be read or become no such model, and for keys that ask for another model.
+    """
+    start, text = config.start, config.data
+    if start.weights is None:
+        if start.into is not None or start.indexer or start.gates:
+            raise UserError(
+                "start.into, start.indexer and start.gates need weights to begin with: start.weights=FOLDER"
+            )
+        return config
+    if config.match is not None:
+        raise UserError(
+            f"match={config.match} changes widths, which start.weights sets; leave one of them out"
+        )
+    source = runs.find_weights(start.weights)
+    if start.sha256 not in (None, source.sha256):
+        raise UserError(f"{start.weights} holds other weights than those of start.sha256={start.sha256}")
+    if start.vocab_size is not None:  # resolved before
+        return config
+    try:
+        model = source.config if start.into is None else converted(source.config, config.model)
+    except UserError as error:
+        raise UserError(f"start.weights={start.weights}: {error}") from error
+    model = dataclasses.replace(model, backend=config.model.backend)
+    if text.name not in TASKS and "data.tokenizer" not in config.given:
+        text = dataclasses.replace(text, tokenizer="pretrained", tokenizer_path=start.weights)
+    start = dataclasses.replace(start, sha256=source.sha256, vocab_size=source.vocab_size)
+    begun = dataclasses.replace(config, model=model, data=text, start=start)
+    for key in sorted(config.given):
+        place = operator.attrgetter(key)
+        if key.startswith("model.") and place(config) != place(begun):
+            raise UserError(f"{key} is that of start.weights={start.weights}; leave it out")
+    if text.name in TASKS and (size := data.resolve_task(text).vocab_size) != source.vocab_size:
+        raise UserError(
+            f"start.weights={start.weights} knows {source.vocab_size} tokens and data={text.name} has {size}; give "
+            "weights that were trained on it"
+        )
+    return begun
 
 
 def apply_match(config: Config) -> Config:
@@ -215,7 +265,13 @@ def check_config(config: Config) -> None:
     check_data(config.data)
     group.check(config)
     check_served(config, here=config.sweep.engine == "pool")
-    meta_model(config.model, **config.sizes)  # every module's own checks, such as heads that divide the width
+    model = meta_model(
+        config.model, **config.sizes
+    )  # every module's own checks, such as heads that divide the width
+    if config.start.indexer and not any(of.clip == "indexer" for _, of, _ in grouped_parameters(model)):
+        raise UserError(
+            f"start.indexer={config.start.indexer}: no block of this model has an indexer; leave it out"
+        )
 
 
 def check_served(
@@ -318,6 +374,54 @@ def check_probe(probe: ProbeConfig) -> None:
     runs.check(probe.at)
     if probe.sentence is not None and not probe.sentence.strip():
         raise UserError("probe.sentence is empty; give a text, or leave it out for a held-out one")
+
+
+# What a summary says of a run, whether it was trained here or imported.
+
+
+def describe(
+    config: Config, letters: str, folder: RunFolder, vocab_size: int, device: torch.device
+) -> dict[str, Any]:
+    """The items of summary.json that follow from a resolved configuration, and provenance: this code, this machine."""
+    costs, block = derive_costs(config, vocab_size), registry.dominant_mixer(letters)
+    model = meta_model(config.model, vocab_size=vocab_size, seq_len=config.data.seq_len)
+    commit, dirty = machine.commit()
+    return {
+        "schema": 1,
+        "experiment": config.name,
+        "run": folder.path.name,
+        "model": {
+            "preset": config.model.preset or block.name,
+            "pattern": letters,
+            "layout": layout_name(letters),
+            "depth": len(letters),
+            "d_model": config.model.d_model,
+            "residual": config.model.residual.name,
+            "channel": config.model.channel.name,
+            "color": model_color(config.model, letters),
+            "family": block.family,
+            "match": config.match,
+            "match_length": _match_length(config),
+        },
+        "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(letters))],
+        "block_files": folder.block_files(),
+        "seed": config.seed,
+        "parameters": cost.parameters(model),
+        "parameters_non_embedding": cost.parameters_non_embedding(model),
+        "flops_per_token": {"forward": costs.forward_flops, "training": costs.training_flops},
+        "state_bytes": {str(tokens): size for tokens, size in costs.state_bytes.items()},
+        "commit": commit,
+        "dirty": dirty,
+        "versions": machine.versions(),
+        "machine": machine.describe(device),
+        "command": machine.command(),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _match_length(config: Config) -> int | None:
+    """The length at which FLOPs or decode state were matched; None where neither was."""
+    return None if config.match in (None, "params") else config.match_length or config.data.seq_len
 
 
 # A plan as plain values, from which another process trains the run.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from experiments.configuration.schema import Config, OptimConfig
+from experiments.configuration.schema import Config, OptimConfig, StartConfig
 from experiments.data import Batches
 from experiments.data.task_set import TaskBatches
 from experiments.data.tasks_base import IGNORE
@@ -28,6 +28,7 @@ from zoo.context import Context
 from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters, set_step
 from zoo.io import card
 from zoo.model import LanguageModel
+from zoo.modules import Gate
 
 # NaN and infinite losses and gradients: the step, and the module where they began.
 
@@ -189,6 +190,9 @@ class LanguageModelling(pl.LightningModule):
         """Gather the micro-batches' losses, clip the gradients and advance the model's schedules. Raises NonFinite."""
         self._agree_on_losses()
         sum_whole_gradients(self.model)
+        start, last = self.config.start, self.config.trainer.max_steps
+        for parameter in resting(self.model, start, self.global_step / last):
+            parameter.grad = None  # then the optimiser leaves weight and moments alone
         norm = clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
@@ -308,6 +312,18 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     ]
 
 
+def resting(model: nn.Module, start: StartConfig, done: float) -> Iterator[nn.Parameter]:
+    """The parameters that do not learn while this share of the steps is done: in its stages all but some of them."""
+    if done >= start.indexer + start.gates:
+        return
+    learning = {"indexer"} if done < start.indexer else {"indexer", "coefficients"}
+    gates = [] if done < start.indexer else [m for m in model.modules() if isinstance(m, Gate)]
+    kept = {id(p) for gate in gates for p in gate.parameters()}
+    for parameter, group_of, _ in grouped_parameters(model):
+        if group_of.clip.partition(" ")[0] not in learning and id(parameter) not in kept:
+            yield parameter
+
+
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the parameter groups; the fused form where it exists."""
     return torch.optim.AdamW(
@@ -337,5 +353,5 @@ def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
     groups: dict[str, list[nn.Parameter]] = {}
     for part in optimizer.param_groups:
         groups.setdefault(part["clip_group"], []).extend(p for p in part["params"] if p.grad is not None)
-    norms = [clip(params, limit) for params in groups.values()]
+    norms = [clip(params, limit) for params in groups.values() if params]
     return torch.stack(norms).norm() if len(norms) > 1 else norms[0]

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+import zoo
 from experiments import data
-from experiments.configuration.compose import label, model_color
+from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.costs.model_costs import Costs, Utilisation, derive_costs
@@ -25,15 +26,15 @@ from experiments.data.task_set import TaskBatches
 from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
-from experiments.planning.plan import Plan
-from experiments.runs import METRICS, MetricLog, read_metrics
+from experiments.planning.plan import Plan, describe
+from experiments.runs import METRICS, MetricLog, find_weights, read_metrics
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.processes import Sink, discard
 from experiments.training import callbacks, pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
-from zoo import cost, registry
-from zoo.config import layout_name
+from zoo import registry
+from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
@@ -49,25 +50,13 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
     rate = _median_rate(attempt.log)
     reached = rate * attempt.costs.training_flops
     peak = peak_flops.peak(attempt.device, cache_root(config.data), above=reached / group.size())
-    commit, dirty = machine.commit()
+    start = {key: getattr(config.start, key) for key in ("weights", "into", "sha256", "indexer", "gates")}
     return {
-        "schema": 1,
-        "experiment": config.name,
-        "run": planned.run,
+        **describe(config, planned.letters, planned.folder, attempt.model.vocab_size, attempt.device),
         "name": label(config, planned.letters),
-        "model": _model_summary(config, planned.letters),
-        "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(planned.letters))],
-        "block_files": planned.folder.block_files(),
-        "seed": config.seed,
         "data": _data_summary(attempt),
         "recipe": _recipe(config, attempt.precision),
-        "parameters": cost.parameters(attempt.model),
-        "parameters_non_embedding": cost.parameters_non_embedding(attempt.model),
-        "flops_per_token": {
-            "forward": attempt.costs.forward_flops,
-            "training": attempt.costs.training_flops,
-        },
-        "state_bytes": {str(tokens): size for tokens, size in attempt.costs.state_bytes.items()},
+        **({} if config.start.weights is None else {"start": start}),
         "metrics": metrics,
         "best_step": attempt.validation.best_step,
         "steps": attempt.steps,
@@ -83,12 +72,6 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "recompute": config.trainer.recompute,
         "processes": group.size(),
         "strategy": _strategy(config),
-        "commit": commit,
-        "dirty": dirty,
-        "versions": machine.versions(),
-        "machine": machine.describe(attempt.device),
-        "command": machine.command(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
 
@@ -99,23 +82,6 @@ def _strategy(config: Config) -> str | None:
     return "fsdp" if config.trainer.strategy == "fsdp" else "ddp"
 
 
-def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block = registry.dominant_mixer(letters)
-    return {
-        "preset": config.model.preset or block.name,
-        "pattern": letters,
-        "layout": layout_name(letters),
-        "depth": len(letters),
-        "d_model": config.model.d_model,
-        "residual": config.model.residual.name,
-        "channel": config.model.channel.name,
-        "color": model_color(config.model, letters),
-        "family": block.family,
-        "match": config.match,
-        "match_length": _match_length(config),
-    }
-
-
 def _data_summary(attempt: Attempt) -> dict[str, Any]:
     """Describe the run's data; of a task also what a memory of as many training sequences gets right."""
     told, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
@@ -123,11 +89,6 @@ def _data_summary(attempt: Attempt) -> dict[str, Any]:
         return told
     a_step = config.data.batch_size * config.trainer.accumulate
     return {**told, "memorised": corpus.memorised(attempt.steps * a_step)}
-
-
-def _match_length(config: Config) -> int | None:
-    """The length at which FLOPs or decode state were matched; None where neither was."""
-    return None if config.match in (None, "params") else config.match_length or config.data.seq_len
 
 
 def _recipe(config: Config, precision: str) -> dict[str, Any]:
@@ -160,8 +121,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def make_model(config: Config, corpus: Corpus | TaskSet) -> LanguageModel:
     """The model of a configuration with its initial weights, on the CPU."""
-    size = corpus.vocab_size
-    model = LanguageModel(config.model, vocab_size=size, seq_len=config.data.seq_len, seed=config.seed)
+    how = {"seq_len": config.data.seq_len, "seed": config.seed}
+    if config.start.weights is None:
+        model = LanguageModel(config.model, vocab_size=corpus.vocab_size, **how)
+    else:
+        source = find_weights(config.start.weights)
+        if isinstance(corpus, Corpus) and source.tokenizer().identity() != corpus.tokenizer.identity():
+            raise UserError(
+                f"start.weights={config.start.weights} were trained with another tokenizer than "
+                f"data.tokenizer={config.data.tokenizer} gives of this text; leave data.tokenizer out"
+            )
+        model = zoo.convert(source.load(), config.model, **how)
     if config.trainer.recompute != "none":
         model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model
@@ -270,7 +240,7 @@ class Attempt:
     @functools.cached_property
     def costs(self) -> Costs:
         """FLOPs and decode state of the run's model, counted when a row or the summary asks for them."""
-        return derive_costs(self.planned.config, self.corpus.vocab_size)
+        return derive_costs(self.planned.config, self.model.vocab_size)
 
     def _peak(self) -> float:
         """The peak of the run's devices together; measured, if it has to be, between two steps."""
