@@ -15,7 +15,7 @@ from support.margins import above, below
 from zoo import Context, LanguageModel, ModelConfig, UserError
 from zoo.probes import ProbeEvent, probe_model
 from zoo.probes.measure import Row
-from zoo.probes.measures.mixing import Mixing
+from zoo.probes.measures.streams import Mixing
 
 BATCH, TIME = 2, 5
 PARTS = ("mixer", "channel")

@@ -68,6 +68,7 @@ def test_indexers_learn_first_then_gates_and_coefficients_then_everything(lab, p
     assert moved(fifth, last) == {"indexer", "_gate", "residual", "other"}
 
 
+@pytest.mark.long
 def test_a_paused_run_goes_on_through_its_stages_with_the_same_numbers(lab, plain):
     words = (*STAGES, f"start.weights={plain}", "evaluate.splits=[]", "trainer.log_every=1")
     assert bare(lab).here(*words, "name=whole").status == 0
@@ -90,6 +91,7 @@ def test_the_weights_name_the_run_and_their_place_does_not(lab, plain, tmp_path)
     assert moved[0] == moved[1] != again
 
 
+@pytest.mark.long
 def test_a_published_model_goes_on_as_orthgsa_in_its_own_tokens(lab, tmp_path):
     folder, _ = saved(tmp_path / "tiny", "Qwen3", vocab_size=300, tie_word_embeddings=True)
     with_tokenizer(folder)
