@@ -12,6 +12,7 @@ from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig, resolve_task
 from experiments.data.corpus import Corpus, Split, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
+from experiments.data.sources.hub import pinned
 from experiments.data.task_set import Sequences, TaskSet, task_label
 from experiments.data.tasks_base import TASKS
 from experiments.data.tokenizers import TOKENIZERS
@@ -31,6 +32,7 @@ __all__ = [
     "document_boundaries",
     "eval_windows",
     "fingerprint",
+    "pinned",
     "prepare",
     "resolve_task",
     "task_label",

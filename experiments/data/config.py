@@ -40,11 +40,17 @@ def tasks_from(values: dict[str, Any]) -> Tasks:  # type: ignore[valid-type]
 class DataConfig:
     """The text to train on, and how it is cut; or the synthetic task to train on.
 
-    name: pydocs | wikitext103 | wikitext2 | text, or a task (job=list names them).
+    name: pydocs | wikitext103 | wikitext2 | text | hf, or a task (job=list names them).
     path: text: a file, a folder or a glob: plain text or tables (parquet, csv, tsv, jsonl), also compressed (.gz).
         wikitext: a folder of parquet in the public layout
         (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
     text_column: text: the column of a table that holds the texts, one document per row; None means `text`.
+    dataset: hf: a data set of the Hugging Face hub, or a folder of one (parquet, JSON lines, CSV, arrow).
+    config: hf: the configuration of the data set (null: its only one).
+    split: hf: the split to train on (null: train); those called validation and test are scored, if there are any.
+    column: hf: the column that holds the texts, one document per row (null: `text`).
+    max_tokens: hf: read documents up to so many tokens, and up to a tenth of them of held-out splits; where the
+        tokenizer is trained on the text (bpe), 4 bytes count as a token (null: all).
     train_path: wikitext: parquet file, folder or glob that replaces the training split.
     tokenizer: bytes | bpe (trained on the training split) | gpt2 | pretrained.
     vocab_size: vocabulary size of the trained bpe tokenizer.
@@ -55,7 +61,8 @@ class DataConfig:
     batch_size: sequences of a micro-batch.
     cache_dir: folder for extracted text and tokens; None means the environment variable ARCHZOO_CACHE, or else
         `.cache/archzoo` in the repository.
-    revision: wikitext from the hub: commit of the data set; None means the one this project was tested with.
+    revision: commit of a data set on the hub; wikitext: None means the one this project was tested with; hf: None means
+        the newest when it was first read, which names the run.
     tasks: options of every task; only those of the task in `name` count. They set vocabulary and sequence length, and
         keys of text do not apply.
     """
@@ -73,12 +80,20 @@ class DataConfig:
     batch_size: int = limited(8, least=1)
     cache_dir: str | None = None
     revision: str | None = None
+    dataset: str | None = None
+    config: str | None = None
+    split: str | None = None
+    column: str | None = None
+    max_tokens: int | None = limited(None, least=1)
     tasks: Tasks = dataclasses.field(default_factory=Tasks)  # type: ignore[valid-type]
 
 
 OF_TEXT = {
     key: getattr(DataConfig, key)
-    for key in ("path", "text_column", "train_path", "gpt2_path", "tokenizer_path", "revision", "pack", *_OWN)
+    for key in (
+        *("path", "text_column", "train_path", "gpt2_path", "tokenizer_path", "revision", "pack", *_OWN),
+        *("dataset", "config", "split", "column", "max_tokens"),
+    )
 }
 """Keys of text at their defaults: what `data=TASK` sets beside the name, whatever size= says of them."""
 

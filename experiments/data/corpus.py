@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from experiments.data.cache import build_once, cache_root, content_hash
 from experiments.data.config import DataConfig, resolve_task
-from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
+from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents, hub, refuse
 from experiments.data.task_set import TaskSet
 from experiments.data.tasks_base import TASKS
 from experiments.data.tokenizers import LONGEST_WORD, TOKENIZERS, pieces
@@ -228,6 +228,8 @@ def check_settings(cfg: DataConfig) -> None:
     if cfg.tokenizer not in TOKENIZERS:
         raise unknown("tokenizer", cfg.tokenizer, TOKENIZERS)
     TOKENIZERS[cfg.tokenizer].check(cfg)
+    if cfg.name != "hf":
+        refuse(cfg, *hub.KEYS)
     SOURCES[cfg.name].check(cfg)
 
 

@@ -33,6 +33,7 @@ IDENTITY_FORMAT = 2
 DATA_KEYS = ("pack", "seq_len", "batch_size")
 TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
 EVALUATE_KEYS = ("stride", "windows")
+HUB_KEYS = ("dataset", "config", "split", "revision")
 START_KEYS = ("sha256", "indexer", "gates")
 
 
@@ -48,7 +49,7 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
     return {
         "format": IDENTITY_FORMAT,
         "model": zoo.config.used(config.model, letters),
-        "data": {"content": content, **deciding(config.data, DATA_KEYS)},
+        "data": {"content": content, **deciding(config.data, DATA_KEYS), **_published(config.data)},
         "recipe": {
             **deciding(config.trainer, TRAINER_KEYS),
             # Where the rate comes from changes nothing.
@@ -60,6 +61,11 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         "seed": config.seed,
         **({} if config.start.weights is None else {"start": deciding(config.start, START_KEYS)}),
     }
+
+
+def _published(text: data.DataConfig) -> dict[str, Any]:
+    """What names a data set of the hub and its commit; the content of any text is in the identity anyway."""
+    return deciding(text, HUB_KEYS) if text.name == "hf" and text.revision is not None else {}
 
 
 def _unequal_micro_batches(config: Config) -> bool:
@@ -106,6 +112,8 @@ def recorded_config(values: dict[str, Any]) -> Config:
     }
     if (task := values["data"]["name"]) in data.TASKS:
         kept["data"] |= {"name": task, "tasks": {task: values["data"]["tasks"][task]}}
+    if values["data"]["name"] == "hf":
+        kept["data"] |= {key: values["data"][key] for key in ("name", *HUB_KEYS)}
     sections = {name: values[name] for name in ("model", "optim", "seed", "start") if name in values}
     return zoo.config.from_dict(Config, {**sections, **kept}, "config", recorded=True)
 

@@ -2,10 +2,11 @@
 
 base.py      the interface of a source, and the table of all sources
 pydocs.py    the prose that ships with Python, the default;  wikitext.py: WikiText-103 and WikiText-2
+hub.py       any data set of the package datasets
 text.py      your own text;  folders.py: its files and splits;  tables.py: texts in a column of a table
 """
 
-from experiments.data.sources import pydocs, text, wikitext
+from experiments.data.sources import hub, pydocs, text, wikitext
 from experiments.data.sources.base import (
     SOURCES,
     SPLITS,
@@ -15,6 +16,7 @@ from experiments.data.sources.base import (
     check_sizes,
     contents,
     read_split,
+    refuse,
     register_source,
 )
 
@@ -26,8 +28,10 @@ __all__ = [
     "Source",
     "check_sizes",
     "contents",
+    "hub",
     "pydocs",
     "read_split",
+    "refuse",
     "register_source",
     "text",
     "wikitext",

@@ -13,6 +13,7 @@ import pytest
 from support.steady import changed, refusal, tiny_config
 
 from experiments.configuration.schema import Config, TrainerConfig
+from experiments.data.sources import hub
 from experiments.planning.identity import (
     TRAINER_KEYS,
     identify,
@@ -41,7 +42,8 @@ MAY_CHANGE_NOTHING = (
         "data.revision",
         "data.text_column",
     ),
-    *("optim.lr_study", "match", "trainer.tokens_per_parameter"),
+    *(f"data.{key}" for key in hub.KEYS),
+    *("start.", "optim.lr_study", "match", "trainer.tokens_per_parameter"),  # a start without weights is refused
 )
 # What a command does, and no complete run shows.
 LEAVES_NO_TRACE = {"progress", "max_minutes", "pause_at", "checkpoint_every", "tokens_per_parameter"}

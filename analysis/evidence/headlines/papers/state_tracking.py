@@ -1,12 +1,16 @@
-"""Headlines on state tracking: negative eigenvalues, and positions that depend on the data."""
+"""Headlines on state tracking: negative eigenvalues, positions that depend on the data, a decay per channel."""
 
 from analysis.evidence.headlines.differences import beats
 from analysis.evidence.headlines.headline_entries import Headline
 
 GRAZZI = "Grazzi et al. 2024 (arXiv:2411.12537)"
+KIMI = "Kimi Linear (arXiv:2510.26692), section 5.1"
 PATH = "PaTH (arXiv:2505.16381) and FoX (arXiv:2503.02130)"
 FORMS = ("path_fox no forget_gate", "path_fox", "path_fox no householder", "transformer")
 RULE = "more right answers by a twentieth or more, with the whole interval"
+BY_CHANNEL = (
+    "KDA: more right answers by a twentieth or more, with the whole interval, than with one decay a head"
+)
 
 HEADLINES = (
     Headline(
@@ -52,5 +56,26 @@ HEADLINES = (
         config="path_tracking",
         differs="8 swaps of five boxes and tests of 32, after each of which the item in one box is asked for (paper: "
         "words over all of A5, whose product is asked for); one layer, width 64, 3,000 steps",
+    ),
+    Headline(
+        11,
+        "Does a decay per channel say a word backwards better than one per head?",
+        KIMI,
+        "KDA learns the palindrome faster and at longer lengths than Gated DeltaNet",
+        BY_CHANNEL,
+        beats("kimi_palindrome", "kda_pure", "kda_pure decay=head"),
+        config="kimi_palindrome",
+        differs="words of 12 of 16 items (paper: 256 to 2,048 tokens); 2 layers, width 64, all else of KDA equal; 600 "
+        "steps",
+    ),
+    Headline(
+        12,
+        "Does a decay per channel follow stacks better than one per head?",
+        KIMI,
+        "KDA learns the stacks faster and at longer lengths than Gated DeltaNet",
+        BY_CHANNEL,
+        beats("kimi_stack", "kda_pure", "kda_pure decay=head"),
+        config="kimi_stack",
+        differs="10 operations on 2 stacks (paper: 64 stacks, 256 to 2,048 tokens); 2 layers of width 64; 600 steps",
     ),
 )
