@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 from experiments import engines
 from experiments.configuration.compose import short_labels
 from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
-from experiments.planning.identity import leaves, tell_earlier
+from experiments.planning.identity import tell_earlier
 from experiments.planning.plan import Plan
 from experiments.system.processes import MIN_SECONDS
 from experiments.training.execute import prepare
@@ -40,18 +43,27 @@ def _labels(plans: list[Plan]) -> list[str]:
 
 
 def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
-    settings = {p.run: dict(leaves(dataclasses.asdict(p.config))) for p in plans}
-    named = dict(zip(settings, titles, strict=True))
-    names = {}
-    for run, title in named.items():
-        twins = [settings[other] for other in named if named[other] == title]
-        apart = [
-            f"{key}={value}"
-            for key, value in settings[run].items()
-            if any(twin[key] != value for twin in twins)
-        ]
-        names[run] = " ".join([title, *apart])
-    return names
+    named = {p.run: (title, p.config) for p, title in zip(plans, titles, strict=True)}
+    alike: dict[str, list[Any]] = {}
+    for title, config in named.values():
+        alike.setdefault(title, []).append(config)
+    apart = {title: list(_apart(configs)) for title, configs in alike.items()}
+    return {
+        run: " ".join([title, *(f"{key}={operator.attrgetter(key)(config)}" for key in apart[title])])
+        for run, (title, config) in named.items()
+    }
+
+
+def _apart(nodes: list[Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys in which dataclasses of one kind differ."""
+    for field in dataclasses.fields(nodes[0]):
+        values = [getattr(node, field.name) for node in nodes]
+        if all(value is values[0] for value in values):  # cells share what the sweep does not change
+            continue
+        if dataclasses.is_dataclass(values[0]):
+            yield from _apart(values, f"{prefix}{field.name}.")
+        elif any(value != values[0] for value in values):
+            yield f"{prefix}{field.name}"
 
 
 class SweepDisplay:

@@ -302,11 +302,16 @@ def to_be_filled(config: ModelConfig, *, vocab_size: int, seq_len: int) -> Langu
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
+_DRAWS = ("uniform_", "log_", "exp_", "expm1_")
+
+
 class _NoInit(TorchFunctionMode):
-    """Leaves out `torch.nn.init`: drawing numbers on the meta device imports the compiler, which takes seconds."""
+    """Leaves out what fills parameters: drawing on the meta device imports the compiler, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        if getattr(func, "__name__", None) in _DRAWS and args[0].is_meta:
+            return args[0]
         return func(*args, **kwargs)

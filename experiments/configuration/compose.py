@@ -10,15 +10,15 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.configuration import hydra_settings, schema
 from experiments.configuration.explain import OPTIONS, unused_options
+from experiments.configuration.hydra_settings import Composed
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
 from experiments.system.paths import BLOCKS, CONF
@@ -49,21 +49,21 @@ def compose(
     )  # in its sweeps
     OmegaConf.register_new_resolver("for_size", for_size, replace=True)
     OmegaConf.register_new_resolver("headlines", lambda: ",".join(headlines()), replace=True)
-    flags, composed, settings = hydra_settings.collect(sys.argv[1:])
+    flags, composed = hydra_settings.collect(sys.argv[1:])
     if not (composed or hydra_settings.shows(flags)):
         raise hydra_settings.no_cells(flags.overrides)
-    if flags.run and settings and settings[0].mode == RunMode.MULTIRUN:
+    if flags.run and composed and composed[0].sweeps:
         raise UserError("--run is for one run, and this is a sweep; leave --run out, or give hydra.mode=RUN")
-    for hydra_node in settings:
-        check_recipe(hydra_node.runtime.choices.get("recipe"), hydra_node.runtime.choices.get("data"))
-        _check_size(hydra_node.runtime.choices.get("model"), hydra_node.overrides.task)
-    configs = [to_config(node) for node in composed]
-    words = [word for hydra_node in settings for word in hydra_node.overrides.task]
+    for each in composed:
+        check_recipe(each.choices.get("recipe"), each.choices.get("data"))
+        _check_size(each.choices.get("model"), each.words)
+    configs = _to_configs(composed)
+    words = dict.fromkeys(word for each in composed for word in each.words)
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
         raise UserError("blocks is read before configurations are: give blocks=[FOLDER] on the command line")
-    for config, hydra_node in zip(configs, settings, strict=True):
-        config.given, config.overrides = given, tuple(hydra_node.overrides.task)
+    for config in configs:
+        config.given = given
     if notify and any(key.startswith(OPTIONS) for key in given):
         for line in unused_options(words, configs):
             notify(line)
@@ -97,24 +97,48 @@ def for_size(size: str, here: str, otherwise: str, _root_: DictConfig) -> str:
     return here if _root_.hydra.runtime.choices["size"] == size else otherwise
 
 
-def to_config(node: DictConfig) -> Config:
-    """The typed configuration of a composed node, with the vocabulary and the length of its task.
+def _to_configs(composed: Sequence[Composed]) -> list[Config]:
+    """The typed configurations, with the vocabulary and the length of their tasks; equal nodes of cells are one object.
 
-    Raises ConfigKeyError for keys added with a plus, and UserError for values beyond their limits and for keys that its
+    Raises ConfigKeyError for keys added with a plus, and UserError for values beyond their limits and for keys that a
     task has no use for.
     """
+    typed: dict[int, Config] = {}
+    made: dict[tuple[int, str], Any] = {}
+    configs = []
+    for each in composed:
+        base = typed.get(id(each.node)) or typed.setdefault(id(each.node), _to_object(each.node))
+        config = _with_values(base, each.changed, made)
+        if config.data.name in TASKS:
+            config.data = resolve_task(config.data)
+        check_limits(config)
+        for key in ("results", "run", "runs"):  # a shell leaves ~ in quotes alone
+            if place := getattr(config, key):
+                setattr(config, key, os.path.expanduser(place))
+        configs.append(config)
+    return configs
+
+
+def _to_object(node: DictConfig) -> Config:
     config: Config = OmegaConf.to_object(node)  # type: ignore[assignment]
     if not isinstance(config, Config):
         raise UserError("the file of --config-name has no schema; begin it with `defaults: [config, _self_]`")
     if _has_more_than_fields(config):  # merging, ten times as slow, names the key
         OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.to_container(node, resolve=True))
-    if config.data.name in TASKS:
-        config.data = resolve_task(config.data)
-    check_limits(config)
-    for key in ("results", "run", "runs"):  # a shell leaves ~ in quotes alone
-        if place := getattr(config, key):
-            setattr(config, key, os.path.expanduser(place))
     return config
+
+
+def _with_values(options: Any, changed: Mapping[str, Any], made: dict[tuple[int, str], Any]) -> Any:
+    """A copy of a dataclass with other values, by dotted key; made: the nodes inside that were changed before."""
+    values: dict[str, Any] = {key: value for key, value in changed.items() if "." not in key}
+    for name in dict.fromkeys(key.partition(".")[0] for key in changed if "." in key):
+        inner = {key.partition(".")[2]: changed[key] for key in changed if key.startswith(f"{name}.")}
+        node = getattr(options, name)
+        place = id(node), repr(sorted(inner.items()))
+        if place not in made:
+            made[place] = _with_values(node, inner, made)
+        values[name] = made[place]
+    return dataclasses.replace(options, **values)
 
 
 def _has_more_than_fields(options: object) -> bool:
@@ -170,22 +194,26 @@ def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
 
     Options of the channel mixer are left out: its width is set for every model by `match=params`.
     """
-    values, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
-    preset, found = overlay(config.preset or ""), []
+    defaults, preset, found = _defaults(), overlay(config.preset or ""), []
 
     def compare_options(part: str, block: str) -> None:
         usual = {**defaults[part][block], **preset.get(part, {}).get(block, {})}
-        chosen = values[part][block]
+        chosen = dataclasses.asdict(getattr(getattr(config, part), block))
         found.extend(_describe_option(key, value) for key, value in chosen.items() if value != usual[key])
 
     for part in ("residual", "channel"):
-        chosen = values[part]["name"]
+        chosen = getattr(config, part).name
         found += [chosen] if chosen != preset.get(part, defaults[part])["name"] else []
-    compare_options("residual", values["residual"]["name"])
+    compare_options("residual", config.residual.name)
     mixers = registry.mixer_by_letter()
     for name in sorted({mixers[letter].name for letter in letters}):
         compare_options("mixers", name)
     return found
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return dataclasses.asdict(ModelConfig())
 
 
 def _describe_option(option: str, value: Any) -> str:
@@ -222,14 +250,12 @@ def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
 
     Where all labels are equal, they are returned whole.
     """
-    if len({label(*model) for model in models}) < 2:
-        return [label(*model) for model in models]
-    differences = [_after_the_name(*model) for model in models]
-    shared = set.intersection(*map(set, differences))
-    return [
-        " ".join([*_architecture(*model), *(x for x in own if x not in shared)])
-        for model, own in zip(models, differences, strict=True)
-    ]
+    parts = [(_architecture(*model), _after_the_name(*model)) for model in models]
+    whole = [" ".join([*name, *own]) for name, own in parts]
+    if len(set(whole)) < 2:
+        return whole
+    shared = set.intersection(*(set(own) for _, own in parts))
+    return [" ".join([*name, *(x for x in own if x not in shared)]) for name, own in parts]
 
 
 def model_color(config: ModelConfig, letters: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import dataclasses
 import difflib
 import os
 import re
@@ -16,12 +18,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from experiments.system.paths import CONF
 
@@ -168,12 +176,27 @@ def check_plugins() -> None:
 # Having Hydra compose.
 
 
-def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[DictConfig], list[DictConfig]]:
-    """Have Hydra answer `sys.argv`, whose words these are: its flags, the composed nodes and the settings of each.
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """A configuration that Hydra composed: `node`, with the values of `changed`, by dotted key, in place of its own.
 
-    No nodes where Hydra printed what was asked for (--help, --cfg, --info). The schema has to be in its ConfigStore.
-    Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the last
-    cell is found before the first one runs.
+    Cells of a sweep that make the same choices share their node. choices: the choice of each group; words: overrides of
+    the command line and of an experiment's sweep; sweeps: whether it is a cell of a sweep.
+    """
+
+    node: DictConfig
+    changed: dict[str, Any]
+    choices: dict[str, Any]
+    words: tuple[str, ...]
+    sweeps: bool
+
+
+def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
+    """Have Hydra answer `sys.argv`, whose words these are: its flags, and what it composed.
+
+    Nothing where Hydra printed what was asked for (--help, --cfg, --info). The schema has to be in its ConfigStore.
+    Hydra's own sweeper makes the cells, which are only collected, so that a mistake in the last one is found before the
+    first one runs.
 
     Raises UserError for what Hydra would take and ignore and for mistakes that it states by a plain ValueError, and
     Hydra's own errors for others.
@@ -181,18 +204,24 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[DictConfig],
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
-    composed: list[DictConfig] = []
-    settings: list[DictConfig] = []
+    composed: list[Composed] = []
+
+    def add_cells(launcher: Launcher, cells: Sequence[Sequence[str]], initial_job_idx: int) -> list:
+        composed.extend(_cells(launcher, cells))
+        return []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def add(node: DictConfig) -> None:
-        settings.append(HydraConfig.get())
-        composed.append(node)  # nothing that can fail, or Hydra would print about it
+        settings = HydraConfig.get()  # nothing that can fail, or Hydra would print about it
+        composed.append(
+            Composed(node, {}, dict(settings.runtime.choices), tuple(settings.overrides.task), sweeps=False)
+        )
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
         os.environ[SWEEP_FOLDER] = folder
         flags = read_command(words)
         check_plugins()
+        Plugins.instance().class_name_to_class[_PLAIN["launcher._target_"]].launch = add_cells
         try:
             add()
         except SystemExit as end:  # after --help
@@ -204,7 +233,70 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[DictConfig],
             if (line := _explained(error)) is None:
                 raise
             raise _mistake(line) from error
-    return flags, composed, settings
+    return flags, composed
+
+
+# Cells. Composing one takes Hydra a tenth of a second. It sets values last of all, and most cells differ in them alone:
+# so it composes once for equal choices, and sets and checks each value once.
+
+
+def _cells(launcher: Launcher, cells: Sequence[Sequence[str]]) -> Iterator[Composed]:
+    """The cells with these words, composed as Hydra's own launcher does."""
+    setup_globals()
+    loader = launcher.hydra_context.config_loader
+    # Folders that files name may hold a group of any name.
+    known_groups = not OmegaConf.select(launcher.config, "hydra.searchpath")
+    made: dict[tuple[str, ...], _Choice] = {}
+    for words in map(tuple, cells):
+        keys = {word: word.partition("=")[0] for word in words}
+        values = [
+            word
+            for word, key in keys.items()
+            if known_groups and re.fullmatch(r"[a-z][\w.]*", key) and not loader.repository.group_exists(key)
+        ]
+        rest = tuple(word for word in words if word not in values)
+        if rest not in made:
+            made[rest] = _Choice(launcher, rest)
+        changed = made[rest].values_of(values)
+        choice, changed = (_Choice(launcher, words), {}) if changed is None else (made[rest], changed)
+        yield Composed(choice.node, changed, choice.groups, words, sweeps=True)
+
+
+class _Choice:
+    """A configuration that Hydra composed, and values that it set in a copy of it."""
+
+    def __init__(self, launcher: Launcher, words: Sequence[str]) -> None:
+        self.node = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, list(words))
+        self.groups = dict(self.node.hydra.runtime.choices)
+        with read_write(self.node), open_dict(self.node):
+            del self.node["hydra"]
+        self.copy = copy.deepcopy(self.node)
+        values = str(OmegaConf.to_container(self.node, resolve=False))
+        self.alone = (
+            "${" not in values and "???" not in values
+        )  # no value depends on another, or waits for one
+        self.known: dict[str, tuple[str, Any] | None] = {}
+
+    def values_of(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """The values that words set, by key; None where Hydra has to compose them with the rest, or to refuse them."""
+        for word in words:
+            if word not in self.known:
+                self.known[word] = self._set(word) if self.alone and "$" not in word else None
+        found = [self.known[word] for word in words]
+        return None if None in found else dict(found)  # type: ignore[arg-type]
+
+    def _set(self, word: str) -> tuple[str, Any] | None:
+        [override] = OverridesParser.create().parse_overrides([word])
+        key = str(override.key_or_group)
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([override], self.copy)
+            value = OmegaConf.select(self.copy, key, throw_on_missing=True)
+        except (HydraException, OmegaConfBaseException):
+            value = self.copy
+        if OmegaConf.is_dict(value):  # a node, of which any part may have changed
+            self.copy = copy.deepcopy(self.node)
+            return None
+        return key, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
 
 
 def _explained(error: ValueError) -> str | None:

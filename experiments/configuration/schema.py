@@ -477,9 +477,6 @@ class Config:
     given: ClassVar[frozenset[str]] = frozenset()
     """Keys set on the command line; filled by `compose`."""
 
-    overrides: ClassVar[tuple[str, ...]] = ()
-    """Words of the command line, and of an experiment's sweep; filled by `compose`."""
-
     job: str = "train"
     name: str = "default"
     seed: int = limited(0, least=0, most=2**63 - 1)

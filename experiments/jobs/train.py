@@ -35,7 +35,7 @@ def run_sweep(configs: list[Config]) -> None:
     _refuse_copies(plans)
     first = configs[0].sweep
     if configs[0].dry:
-        _list(plans, [config.overrides for config in configs])
+        _list(plans)
     elif len(plans) == 1 and first.engine == "pool" and first.action == "wait":
         _train_here(plans[0])
     else:
@@ -86,19 +86,20 @@ def _train(plans: list[Plan]) -> None:
         )
 
 
-def _list(plans: list[Plan], words: list[tuple[str, ...]]) -> None:
-    """Print a line a cell: its state, its run folder, and the words of its command in which it differs from others."""
-    shared = set.intersection(*map(set, words))
-    states = {planned.folder.path: _state(planned) for planned in plans}
+def _list(plans: list[Plan]) -> None:
+    """Print a line a cell: its state, its run folder, and its name, which says in what it differs from others."""
+    with signals.loading():
+        from experiments.sweep import cell_names
+    names, runs = cell_names(plans), {planned.folder.path: planned for planned in plans}
+    states = {path: _state(planned) for path, planned in runs.items()}
     width = max(map(len, states.values()))
-    for planned, given in zip(plans, words, strict=True):
+    for planned in plans:
         path = planned.folder.path
-        own = [word for word in given if word not in shared] or [planned.title]
-        print("  ".join([states[path].ljust(width), str(path), *own]))
+        print("  ".join([states[path].ljust(width), str(path), names[planned.run]]))
     counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
     print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
-    tell_earlier({planned.folder.path: planned for planned in plans}.values())
+    tell_earlier(runs.values())
 
 
 def _state(planned: Plan) -> str:

@@ -192,13 +192,14 @@ _OF_THE_COMMAND = ("progress", "max_minutes", "pause_at", "checkpoint_every")
 
 def refuse_lost_values(plans: Iterable[Plan]) -> None:
     """Raise UserError for cells that are one run and ask for different settings: it can have one of them."""
-    first: dict[Any, dict[str, Any]] = {}
+    first: dict[Path, Plan] = {}
     lost: dict[str, None] = {}
     for planned in plans:
-        values = dict(leaves(dataclasses.asdict(planned.config)))
-        before = first.setdefault(planned.folder.path, values)
-        differ = (key for key, value in values.items() if value != before.get(key))
-        lost.update(dict.fromkeys(key for key in differ if not _can_name(key)))
+        before = first.setdefault(planned.folder.path, planned)
+        if before is not planned:
+            values, others = (dict(leaves(dataclasses.asdict(each.config))) for each in (planned, before))
+            differ = (key for key, value in values.items() if value != others.get(key))
+            lost.update(dict.fromkeys(key for key in differ if not _can_name(key)))
     if lost:
         raise UserError(
             f"{', '.join(lost)} cannot be swept: a run's folder does not depend on it, so these cells would share one "

@@ -39,7 +39,7 @@ from zoo.pretrained import converted
 
 # Cells of a sweep mostly share their data and their model.
 check_data, fingerprint = remembered(data.check), remembered(data.fingerprint)
-_check_backend = remembered(check_backend)
+_check_backend, _match = remembered(check_backend), remembered(match)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def apply_match(config: Config) -> Config:
         raise UserError(f"match_length={length} belongs to match=flops and match=state; leave it out")
     if config.match is None:
         return config
-    model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
+    model = _match(config.model, config.match, seq_len=config.data.seq_len, length=length)
     return dataclasses.replace(config, model=model)
 
 

@@ -277,7 +277,7 @@ class MatrixResidual(HyperResidual):
 
     def __init__(self, config: HyperConfig, dims: Dims) -> None:
         super().__init__(config, dims, config.n_streams**2)
-        self.b_res = nn.Parameter(self.start * torch.eye(config.n_streams))
+        self.b_res = nn.Parameter(placed(self.start * torch.eye(config.n_streams, device="cpu")))
 
     @abstractmethod
     def project(self, raw: Tensor) -> Tensor:
@@ -310,10 +310,13 @@ def patterns(n: int, frequency: int = 1, dtype: torch.dtype = torch.float32) -> 
 
     At the highest frequency of an even n, such as n = 2, there is one: p = (1, −1, …), q = 0.
     """
-    if 2 * frequency == n:
-        return 1 - 2.0 * (torch.arange(n, dtype=dtype) % 2), torch.zeros(n, dtype=dtype)
-    angle = (torch.arange(n, dtype=dtype) + 0.5) * (2 * math.pi * frequency / n)
-    return torch.cos(angle), torch.sin(angle)
+    with torch.device(
+        "cpu"
+    ):  # of a model without storage, too: arithmetic on the meta device imports the compiler
+        if 2 * frequency == n:
+            return 1 - 2.0 * (torch.arange(n, dtype=dtype) % 2), torch.zeros(n, dtype=dtype)
+        angle = (torch.arange(n, dtype=dtype) + 0.5) * (2 * math.pi * frequency / n)
+        return torch.cos(angle), torch.sin(angle)
 
 
 def initial_biases(n: int, init: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -326,7 +329,12 @@ def initial_biases(n: int, init: str, dtype: torch.dtype = torch.float32) -> tup
     if init == "seed":
         return torch.full((n,), 1 / n), torch.ones(n)
     p, q = patterns(n, dtype=dtype)
-    return torch.logit((1 + 0.5 * q) / n), torch.logit((1 + 0.5 * p) / 2)
+    return placed(torch.logit((1 + 0.5 * q) / n)), placed(torch.logit((1 + 0.5 * p) / 2))
+
+
+def placed(start: Tensor) -> Tensor:
+    """Numbers computed on the CPU, on the device where tensors are made."""
+    return start.to(torch.get_default_device())
 
 
 def check(config: HyperConfig) -> None:

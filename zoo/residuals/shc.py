@@ -18,7 +18,7 @@ from zoo.modules import fp32_linear
 from zoo.modules.layers import Derived
 from zoo.options import at_least
 from zoo.registry import register_residual
-from zoo.residuals.hyper_connections import CappedConfig, CappedResidual, HyperStreams, patterns
+from zoo.residuals.hyper_connections import CappedConfig, CappedResidual, HyperStreams, patterns, placed
 
 # Factorised streams, which pass from layer to layer in fewer dimensions.
 
@@ -81,10 +81,10 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
 
 def harmonics(n: int) -> Tensor:
     """An orthonormal basis of R^n, [n, n]: columns 1/√n, p, q, then the waves of higher frequency."""
-    columns = [torch.ones(n)]
+    columns = [torch.ones(n, device="cpu")]
     for frequency in range(1, n // 2 + 1):
         columns += patterns(n, frequency)[: 1 if 2 * frequency == n else 2]
-    return torch.stack([column / column.norm() for column in columns], 1)
+    return placed(torch.stack([column / column.norm() for column in columns], 1))
 
 
 def retained(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
