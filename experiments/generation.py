@@ -19,6 +19,7 @@ from experiments.costs.model_costs import check_decode_memory, explaining_memory
 from experiments.data.sources.text import decode_text
 from experiments.runs import LoadedRun
 from zoo.errors import UserError
+from zoo.files import read_bytes
 from zoo.generate import ENDED
 from zoo.tokenization import Tokenizer
 
@@ -223,7 +224,7 @@ def _read_bytes(name: str, place: str) -> bytes:
     if name == STANDARD_INPUT:
         return sys.stdin.buffer.read()
     try:
-        return Path(name).expanduser().read_bytes()
+        return read_bytes(Path(name).expanduser())
     except FileNotFoundError as error:
         raise UserError(f"{place}: no such file; it has a prompt in every line") from error
     except OSError as error:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import os
 import re
 import time
@@ -33,10 +32,10 @@ from experiments.system import locks
 from zoo.backends import check_backend
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
-from zoo.files import write_atomic, write_json
+from zoo.files import fit, read_bytes, read_json, write_atomic, write_json
 from zoo.io import CARD, WEIGHTS, read_card
 from zoo.model import LanguageModel
-from zoo.options import remembered
+from zoo.options import check_limits, remembered
 from zoo.pretrained import Published, read_tokenizer
 from zoo.tokenization import Tokenizer
 
@@ -51,6 +50,11 @@ SUMMARY, FAILURE, CONFIG, IDENTITY, BLOCK_FILES, METRICS = (
     "metrics.csv",
 )
 LOCK = ".lock"
+_SCHEMAS: dict[str, dict[Any, Any]] = {
+    SUMMARY: {"metrics?": {str: {str: object}}, "machine?": {str: object}, "steps?": range(2**63)},
+    FAILURE: {"message?": str},
+    BLOCK_FILES: {str: str},
+}
 NOT_EXPERIMENTS = ("report", "published", "verdict")  # folders among runs and experiments that hold no runs
 NODES = ".nodes"  # in an experiment's folder: processes of several machines work in it
 
@@ -156,18 +160,15 @@ class RunFolder:
         if self.complete:
             found = self.summary().get("block_files")
         else:
-            found = self._read(BLOCK_FILES) if (self.path / BLOCK_FILES).is_file() else None
+            found = self._read(BLOCK_FILES) if (self.path / BLOCK_FILES).exists() else None
         return found if isinstance(found, dict) else {}
 
     def _read(self, name: str) -> dict[str, Any]:
         """Raises UserError where the file is damaged."""
         try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise TypeError(f"it holds a {type(found).__name__}, not an object")
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return read_json(self.path / name, _SCHEMAS[name])
+        except (OSError, ValueError) as error:
             raise self.damaged(name, error) from error
-        return found
 
     def damaged(self, name: str, error: Exception) -> UserError:
         """The error to raise for a file of the run that does not hold what it should."""
@@ -245,12 +246,20 @@ class MetricLog:
 
     def cut(self, step: int) -> None:
         """Drop the rows after `step`, that of the checkpoint to resume from, and a torn last line."""
-        kept = [row for row in read_metrics(self.path) if row["step"].isdigit() and int(row["step"]) <= step]
+        kept = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(kept)
         write_atomic(self.path, out.getvalue())
+
+    def text(self) -> str:
+        """The whole file, for a checkpoint, which has to hold the rows of the steps before it."""
+        return self.path.read_text(encoding="utf-8")
+
+    def restore(self, text: str) -> None:
+        """Put the file of a checkpoint in the place of what is there."""
+        write_atomic(self.path, text)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add one row; numbers are written so that they read back exactly."""
@@ -261,13 +270,18 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """The whole rows of a metrics file, as text; none if there is no file."""
-    if not path.is_file():
+    """The whole rows of a metrics file, as text; none if there is no file, or one that is none of metrics."""
+    try:
+        text = read_bytes(path).decode("utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        rows = list(csv.DictReader(io.StringIO(whole)))
+    except (OSError, ValueError, csv.Error):
         return []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    rows = list(csv.DictReader(io.StringIO(whole)))
-    return [row for row in rows if None not in row and None not in row.values()]
+    return [row for row in rows if None not in row and None not in row.values() and _is_step(row.get("step"))]
+
+
+def _is_step(text: str | None) -> bool:
+    return re.fullmatch("[0-9]{1,18}", text or "") is not None
 
 
 # Loading a finished run or a checkpoint: model, tokenizer and text.
@@ -322,6 +336,11 @@ def load_run(path: str | None, device: torch.device, uses: Uses = ("scoring",), 
         raise UserError(
             f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
         )
+    if text.seq_len != model.seq_len:
+        raise UserError(
+            f"{folder / CONFIG} says data.seq_len={text.seq_len:,}, and the model at {path} was trained on windows of "
+            f"{model.seq_len:,}; restore the run's own files"
+        )
     return LoadedRun(model, tokenizer, folder, text, card.get("step"))
 
 
@@ -349,14 +368,40 @@ def load_model(
 def recorded_data(path: Path) -> DataConfig:
     """The node `data` of a run's configuration, config.yaml. Raises UserError where the file is damaged."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
+        values = read_config(path)
+        fit(values, {"data": {"tasks?": {str: {str: object}}}})
+        tasks = values["data"].pop("tasks", {})
+        read = from_dict(DataConfig, values["data"], "data", recorded=True)
+        read = dataclasses.replace(read, tasks=tasks_from(tasks), cache_dir=None)
+        check_limits(read, "data.")
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({type(error).__name__}: {error}); restore it") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} says nothing of the run's data; restore it")
-    tasks = values.pop("tasks", {})
-    read = from_dict(DataConfig, values, "data", recorded=True)
-    return dataclasses.replace(read, tasks=tasks_from(tasks), cache_dir=None)
+    return read
+
+
+_LARGEST_CONFIG, _DEEPEST = 2**20, 32
+
+
+def read_config(path: Path) -> dict[Any, Any]:
+    """The mapping in a run's config.yaml. Raises OSError and ValueError where it is none, or larger than any of a run.
+
+    Its shape is looked at first: a few lines with aliases are gigabytes, and nesting has no end.
+    """
+    text, depth = read_bytes(path, _LARGEST_CONFIG).decode("utf-8"), 0
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it has aliases, which no run writes")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError("it is nested too deep")
+        found = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(found, dict):
+        raise ValueError("it holds no mapping")
+    return found
 
 
 def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Corpus:
@@ -428,11 +473,11 @@ def step_folder(run: Path, step: int) -> Path:
 
 def available(run: Path) -> dict[int, Path]:
     """Step -> its weights, a folder or checkpoint for `zoo.load`; the best only where their step was recorded."""
-    found = {_step(path): path for path in run.glob("checkpoints/step-*.ckpt")}
+    found = {step_of(path): path for path in run.glob("checkpoints/step-*.ckpt")}
     whole = (
         path for path in run.glob(f"{FOLDER}/step-*") if all((path / x).is_file() for x in (WEIGHTS, CARD))
     )
-    found |= {_step(path): path for path in whole}
+    found |= {step_of(path): path for path in whole}
     best = read_card(run).get("step")
     if isinstance(best, int):
         found[best] = run
@@ -467,11 +512,12 @@ def check(at: str | None) -> None:
 
 def _last(run: Path, found: dict[int, Path]) -> int:
     """The last step that a run took."""
-    taken = json.loads((run / SUMMARY).read_text()).get("steps")
-    return taken if isinstance(taken, int) else max(found, default=0)
+    taken = RunFolder(run).summary().get("steps")
+    return max(found, default=0) if taken is None else taken
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint or of a folder of weights; 0 where it has none."""
     digits = path.stem.removeprefix("step-")
     return int(digits) if digits.isdigit() else 0
 

@@ -6,10 +6,10 @@ No pickles: a checkpoint of the training harness is read with `weights_only=True
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,20 @@ from torch import Tensor
 
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
-from zoo.files import read_whole, write_atomic, write_json
-from zoo.model import LanguageModel
+from zoo.files import fit, read_json, read_whole, require_file, write_atomic, write_json
+from zoo.model import LanguageModel, on_meta
+from zoo.options import check_limits
 
 WEIGHTS, CARD = "model.safetensors", "model.json"
 FORMAT = 1
+_SIZE = range(1, 2**31)
+_CARD = {
+    "vocab_size": _SIZE,
+    "seq_len": _SIZE,
+    "model": {str: object},
+    "step?": range(2**63),
+    "task?": {"name": str},
+}
 
 
 def card(model: LanguageModel, **extra: Any) -> dict[str, Any]:
@@ -76,20 +85,29 @@ def build(description: dict[str, Any], *, backend: str | None = None) -> Languag
 
     backend: in place of the card's.
     """
+    return _made(LanguageModel, *_described(description, backend))
+
+
+def _described(description: Any, backend: str | None) -> tuple[ModelConfig, dict[str, int]]:
+    """The configuration in a card, checked, and the sizes that `LanguageModel` takes beside it."""
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise UserError(
             f"the model's {CARD} is not of format {FORMAT}; export the model again with this version"
         )
-    for key, kind in (("vocab_size", int), ("seq_len", int), ("model", dict)):
-        if not isinstance(description.get(key), kind):
-            raise UserError(
-                f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again"
-            )
+    try:
+        fit(description, _CARD)
+    except ValueError as error:
+        raise UserError(f"the model's {CARD}: {error}; export the model again") from error
     config = from_dict(ModelConfig, description["model"], recorded=True)
+    check_limits(config, "model.")
     if backend is not None:
         config = dataclasses.replace(config, backend=backend)
+    return config, {key: description[key] for key in ("vocab_size", "seq_len")}
+
+
+def _made(make: Callable[..., LanguageModel], config: ModelConfig, sizes: dict[str, int]) -> LanguageModel:
     try:
-        return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
+        return make(config, **sizes)
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that no tensor or no memory has
         raise UserError(
             f"the model that its {CARD} describes cannot be made here ({_line(error)})"
@@ -99,11 +117,11 @@ def build(description: dict[str, Any], *, backend: str | None = None) -> Languag
 def read_card(path: str | Path) -> dict[str, Any]:
     """The card of a run folder, an exported folder or a checkpoint. Raises UserError that says how to get one."""
     path = Path(path)
-    if path.is_dir() and (path / CARD).is_file():
-        card = _json(path / CARD)
-        if not isinstance(card, dict):
-            raise UserError(f"{path / CARD} does not describe a model; export the model again")
-        return card
+    if path.is_dir() and (path / CARD).exists():
+        try:
+            return read_json(path / CARD, _CARD)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {path / CARD} ({_line(error)}); export the model again") from error
     if path.is_file() and path.suffix == ".ckpt":
         return _checkpoint(path)["card"]
     raise UserError(
@@ -123,8 +141,17 @@ def load(
     Raises UserError where there is none, or where the weights do not fit the description.
     """
     path = Path(path)
-    model = build(read_card(path), backend=backend)
+    config, sizes = _described(read_card(path), backend)
     weights = _checkpoint_weights(path) if path.suffix == ".ckpt" else _weights(path / WEIGHTS)
+    # Before memory is taken, for a card may say any size.
+    planned = _made(on_meta, config, sizes).state_dict()
+    for name in sorted(planned.keys() & weights.keys()):
+        if weights[name].shape != planned[name].shape:
+            raise UserError(
+                f"the weights at {path} do not fit its description: {name} has the shape "
+                f"{list(weights[name].shape)}, not {list(planned[name].shape)}"
+            )
+    model = _made(LanguageModel, config, sizes)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -132,15 +159,9 @@ def load(
     return model.to(device).eval()
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({_line(error)}); export the model again") from error
-
-
 def _weights(path: Path) -> dict[str, Tensor]:
     try:
+        require_file(path)
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"cannot read weights {path} ({_line(error)}); export the model again") from error
@@ -170,6 +191,11 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from error
     if not isinstance(found, dict) or not {"card", "state_dict"} <= found.keys():
         raise UserError(f"{path} is no checkpoint of this project: it has no card or no weights")
+    try:
+        fit(found["card"], _CARD)
+        fit(found["state_dict"], {str: Tensor})
+    except ValueError as error:
+        raise _unreadable(path, error) from error
     return found
 
 

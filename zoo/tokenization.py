@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zoo.errors import UserError
+from zoo.files import fit
 from zoo.io import read_card
 
 SEPARATOR = "<|endoftext|>"
@@ -58,6 +59,9 @@ class Tokenizer(Protocol):
     def to_json(self) -> str:
         """Everything `from_json` needs to make the same tokenizer anywhere."""
 
+    def as_written(self, text: str) -> str:
+        """The text as `decode` gives it back: itself, or composed (NFC) where a published tokenizer does that."""
+
     def published(self) -> tuple[str, str]:
         """As tokenizer.json of the library tokenizers, which gives the same ids; and the separator's spelling."""
 
@@ -89,6 +93,10 @@ class ByteTokenizer:
     def to_json(self) -> str:
         """The kind, which is all there is to know."""
         return json.dumps({"kind": "bytes"})
+
+    def as_written(self, text: str) -> str:
+        """The text itself."""
+        return text
 
     def published(self) -> tuple[str, str]:
         """A byte-level BPE without merges, whose 256 entries have the bytes as ids."""
@@ -133,9 +141,10 @@ class BytePairTokenizer:
 
     @classmethod
     def restore(cls, saved: dict[str, Any]) -> BytePairTokenizer:
-        """The tokenizer from what `to_json` wrote."""
+        """The tokenizer from what `to_json` wrote. Raises UserError for one that would change texts."""
         from tokenizers import Tokenizer as Backend
 
+        _check_tables(saved["kind"], json.loads(saved["tokenizer"]))
         return cls(saved["kind"], Backend.from_str(saved["tokenizer"]), saved.get("separator", SEPARATOR))
 
     def encode(self, text: str) -> list[int]:
@@ -161,6 +170,11 @@ class BytePairTokenizer:
         """The kind and the library's own form of the tokenizer."""
         return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str(), **self._own_separator()})
 
+    def as_written(self, text: str) -> str:
+        """The text itself, or composed (NFC) where a published tokenizer does that."""
+        normalizer = self._backend.normalizer if self.whole_texts else None
+        return text if normalizer is None else normalizer.normalize_str(text)
+
     def published(self) -> tuple[str, str]:
         """The library's own form, and how the separator is spelled."""
         separator = self._backend.id_to_token(self.bos_id)
@@ -171,6 +185,60 @@ class BytePairTokenizer:
 
     def _own_separator(self) -> dict[str, Any]:
         return {} if self._separator == SEPARATOR else {"separator": self._separator}
+
+
+_LARGEST = 2**22
+"""Above all ids of a published vocabulary, and of one that a model has memory for."""
+_TABLES = {
+    "model": {"type": str, "vocab": {str: range(_LARGEST)}},
+    "added_tokens?": [
+        {"id": range(_LARGEST), "content": str, "special": bool, "lstrip": bool, "rstrip": bool}
+    ],
+}
+
+
+def _check_tables(kind: str, tables: Any) -> None:
+    """Raise UserError unless the tables of the tokenizers library are a byte-level BPE that keeps a text as it is.
+
+    A published one may compose characters (NFC), as Qwen's does. Other kinds lose text, or draw tokens at random.
+    """
+    try:
+        fit(tables, _TABLES)
+        wrong = _why_lossy(kind, tables)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"the tables of the tokenizer are damaged: {error}") from error
+    if wrong:
+        raise UserError(
+            f"the tokenizer does not give back the text: {wrong}; only a byte-level BPE does, as of GPT-2, Llama 3 or "
+            "Qwen: use another one, or data.tokenizer=bpe"
+        )
+
+
+def _why_lossy(kind: str, tables: dict[str, Any]) -> str | None:
+    """Why a text does not come back, as far as the tables tell; None where they tell nothing."""
+    model, splitters = tables["model"], _parts(tables.get("pre_tokenizer"), "pretokenizers")
+    if model["type"] != "BPE" or "ByteLevel" not in [x["type"] for x in splitters]:
+        return f"it is a {model['type']} of other symbols than bytes"
+    if [x["type"] for x in _parts(tables.get("decoder"), "decoders")] != ["ByteLevel"]:
+        return "its decoder is not that of bytes"
+    if model.get("dropout"):
+        return "its option dropout draws tokens at random"
+    for step in _parts(tables.get("normalizer"), "normalizers"):
+        if step["type"] != "NFC" or kind != "pretrained":
+            return f"its normalizer {step['type']} changes texts"
+    if any(x.get("add_prefix_space") for x in splitters):
+        return "its option add_prefix_space changes texts"
+    for token in tables.get("added_tokens", ()):
+        if not token["special"] and (token["lstrip"] or token["rstrip"]):
+            return f"its token {token['content']!r} takes the blanks beside it (lstrip, rstrip)"
+    return None
+
+
+def _parts(step: Any, name: str) -> list[dict[str, Any]]:
+    """The steps in one of the library, which may be a sequence of them."""
+    if step is None:
+        return []
+    return [y for x in step[name] for y in _parts(x, name)] if step["type"] == "Sequence" else [step]
 
 
 def _begun(backend: Any, separator: str, bos_id: int) -> Any:
@@ -197,7 +265,7 @@ def check_round_trip(
         wrong = f"gives the token {ids.max()} with a vocabulary of {tokenizer.vocab_size}"
     elif tokenizer.bos_id in ids:
         wrong = f"takes words of a text for the separator of documents ({SEPARATOR})"
-    elif not tokenizer.whole_texts and (back := tokenizer.decode(ids.tolist())) != text:
+    elif (back := tokenizer.decode(ids.tolist())) != (text := tokenizer.as_written(text)):
         place = next(
             (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
         )
@@ -235,11 +303,14 @@ RESTORE: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
 
 
 def from_json(text: str) -> Tokenizer:
-    """The tokenizer that `Tokenizer.to_json` wrote. Raises ValueError for anything else."""
+    """The tokenizer that `Tokenizer.to_json` wrote. Raises ValueError for anything else, and as `check_round_trip`."""
     saved = json.loads(text)
-    if not isinstance(saved, dict) or saved.get("kind") not in RESTORE:
+    fit(saved, {"kind": str, "tokenizer?": str, "separator?": int | str})
+    if saved["kind"] not in RESTORE:
         raise ValueError("this is not a tokenizer saved by Tokenizer.to_json")
-    return RESTORE[saved["kind"]](saved)
+    found = RESTORE[saved["kind"]](saved)
+    check_round_trip(found)
+    return found
 
 
 def tokenizer(path: str | Path) -> Tokenizer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,9 +73,8 @@ def _key(device: torch.device) -> dict[str, Any]:
 
 def _cached(file: Path) -> float:
     """The peak in a file of the cache; 0 where it holds none."""
-    found = load_fact(file)
-    flops = found.get("flops") if isinstance(found, dict) else None
-    return float(flops) if isinstance(flops, int | float) and 0 < flops < math.inf else 0.0
+    found = load_fact(file, {"flops": float})
+    return max(0.0, float(found["flops"])) if found else 0.0
 
 
 def _measure(device: torch.device) -> float:

@@ -17,6 +17,7 @@ from experiments.data.config import DataConfig
 from experiments.system import locks
 from experiments.system.paths import CACHE
 from zoo.errors import UserError
+from zoo.files import read_json
 
 
 def content_hash(value: Any, digits: int = 32) -> str:
@@ -113,9 +114,9 @@ def store_fact(path: Path, value: Any) -> None:
             work.unlink(missing_ok=True)
 
 
-def load_fact(path: Path) -> Any | None:
-    """The value that `store_fact` wrote, or None if there is nothing readable."""
+def load_fact(path: Path, schema: Any = None) -> Any | None:
+    """The value that `store_fact` wrote, or None if there is nothing readable of this schema (`zoo.files.fit`)."""
     try:
-        return json.loads(path.read_text())
+        return read_json(path, schema)
     except (OSError, ValueError):
         return None

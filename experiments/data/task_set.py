@@ -233,8 +233,8 @@ class TaskSet:
         file = (
             cache_root(self.config) / "memories" / f"{content_hash([_VERSION, self.fingerprint, count])}.json"
         )
-        found = load_fact(file)
-        if not isinstance(found, float):
+        found = load_fact(file, float)
+        if found is None:
             taken = self.taken
             drawn = [self.draw((TRAIN, 0, place), taken) for place in range(count)]
             shown = np.stack([one.tokens for one in drawn]), np.stack([one.targets for one in drawn])

@@ -29,6 +29,7 @@ from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
 from experiments.system import signals
 from zoo.errors import UserError
+from zoo.files import read_bytes, read_json
 from zoo.io import CARD
 from zoo.pretrained import read_tokenizer
 from zoo.tokenization import (
@@ -132,9 +133,9 @@ class _Trained:
         progress: bool = False,
     ) -> Tokenizer:
         def build(folder: Path) -> None:
-            (folder / _TRAINED_FILE).write_text(
-                train(texts(), cfg.vocab_size, progress).to_json(), encoding="utf-8"
-            )
+            made = json.loads(train(texts(), cfg.vocab_size, progress).to_json())
+            made["sha256"] = content_hash(made["tokenizer"])
+            (folder / _TRAINED_FILE).write_text(json.dumps(made), encoding="utf-8")
 
         key = content_hash([training, self.spec(cfg)])
         folder = build_once(cache / "tokenizers", key, build, _damage_of_trained)
@@ -169,12 +170,15 @@ def assemble(model: models.BPE) -> Backend:
 
 
 def _read_trained(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / _TRAINED_FILE).read_text(encoding="utf-8"))
+    return read_json(folder / _TRAINED_FILE, {"kind": str, "tokenizer": str, "sha256": str})
 
 
 def _damage_of_trained(folder: Path) -> str | None:
     try:
-        BytePairTokenizer.restore(_read_trained(folder))
+        saved = _read_trained(folder)
+        if content_hash(saved["tokenizer"]) != saved["sha256"]:
+            return f"{_TRAINED_FILE} does not hold what was written"
+        BytePairTokenizer.restore(saved)
     except Exception as error:  # the library raises bare Exception for tables that do not fit
         return f"{_TRAINED_FILE}: {error}"
     return None
@@ -423,8 +427,8 @@ def _gpt2_of_hub() -> tuple[Path, Path]:
 def read_tables(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary (token to id) and merges, in order. Raises UserError if the files are not GPT-2's."""
     try:
-        table = json.loads(vocabulary.read_text(encoding="utf-8"))
-        lines = merges.read_text(encoding="utf-8").split("\n")
+        table = read_json(vocabulary)
+        lines = read_bytes(merges).decode("utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read GPT-2's tables {vocabulary} and {merges}: {error}") from error
     if not isinstance(table, dict) or SEPARATOR not in table:

@@ -48,7 +48,8 @@ class CommandList(Engine):
         for place in self.places:
             new = [planned.run for planned in self.written if planned.folder.path.parent == place]
             runs = list(dict.fromkeys([*listed(place / COMMANDS), *new]))
-            lines = [command(place / FOLDER / f"{run}.json") for run in runs]
+            caches = {planned.run: planned.config.data.cache_dir for planned in self.written}
+            lines = [command(place / FOLDER / f"{run}.json", caches.get(run)) for run in runs]
             write_atomic(place / COMMANDS, "".join(f"{line}\n" for line in lines))
             self.lines[place / COMMANDS] = len(lines)
         return list(self.written)
@@ -81,12 +82,15 @@ def listed(file: Path) -> list[str]:
     return [found[1] for found in map(_RUN.search, lines) if found]
 
 
-def command(record: Path) -> str:
+def command(record: Path, cache_dir: str | None = None) -> str:
     """The shell command that trains the cell of a record with this Python, from any folder.
 
     One simple command, so that signals reach the process that trains and no shell around it.
+    cache_dir: as data.cache_dir.
     """
     words = [*program(), "job=cell", override("run", str(record.absolute()))]
+    if cache_dir is not None:
+        words.append(override("data.cache_dir", cache_dir))
     if own := os.environ.get(BLOCKS):
         folders = (QuotedString(place, Quote.single).with_quotes() for place in own.split(os.pathsep))
         words.append(f"blocks=[{','.join(folders)}]")

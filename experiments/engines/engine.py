@@ -6,21 +6,21 @@ results may be mounted elsewhere on the other machine.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.planning.identity import run_name
-from experiments.planning.plan import Plan, from_record, to_record
+from experiments.planning.identity import as_format_1, run_name
+from experiments.planning.plan import RECORD, Plan, from_record, plan, to_record
 from experiments.runs import METRICS, RunPaused, read_metrics, refuse_link, share_between_nodes
 from experiments.system import signals
 from experiments.system.processes import Sink
 from experiments.training.execute import execute
 from zoo.errors import UserError
-from zoo.files import write_json
+from zoo.files import read_json, write_json
 
 # Processes that ended without a record.
 
@@ -111,44 +111,60 @@ def write_record(planned: Plan) -> Path:
 
 
 def read_record(path: Path) -> Plan:
-    """The plan that a record holds. Raises UserError where it is missing, damaged, or of another version."""
-    return _read(path)[0]
+    """The plan that a record holds, made again from its configuration and the text that is here.
+
+    Raises UserError where the record is missing, damaged, of another version, or not of the run that it is named by.
+    """
+    return _plan_again(path, _read(path)[0])
 
 
-def enter_record(path: Path) -> Plan:
+def enter_record(path: Path, cache_dir: str | None) -> Plan:
     """The plan that a record holds; this process goes to the folder where its relative paths start.
 
+    cache_dir: of whoever trains it; a record, which may be a stranger's, chooses no place.
     Raises UserError as `read_record`, and where that folder is not there.
     """
+    path = path.absolute()
     planned, folder = _read(path)
     try:
         os.chdir(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder}, where the sweep's command was given and relative paths start: {error.strerror}; mount it there"
+            f"{folder}, where the sweep's command was given and relative paths start: "
+            f"{getattr(error, 'strerror', error)}; mount it there"
         ) from error
-    return planned
+    here = dataclasses.replace(planned.config.data, cache_dir=cache_dir)
+    return _plan_again(
+        path, dataclasses.replace(planned, config=dataclasses.replace(planned.config, data=here))
+    )
+
+
+_AGAIN = "give the sweep's command again, which writes it anew"
 
 
 def _read(path: Path) -> tuple[Plan, str]:
     """The plan that a record holds, and the folder that the sweep's command was given in."""
-    again = "give the sweep's command again, which writes it anew"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        planned = from_record(record, _run_folder(path))
-        whole = record["format"] == _FORMAT and run_name(planned.identity) == planned.run
-        folder = str(record["folder"])
+        record = read_json(path, {"format": range(_FORMAT, _FORMAT + 1), "folder": str, **RECORD})
+        planned = from_record(record, path.absolute().parent.parent / path.stem)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; {again}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no cell's record ({type(error).__name__}: {error}); {again}") from error
-    if not whole:
-        raise UserError(f"{path} does not hold the cell that its name says; {again}")
-    return planned, folder
+        raise UserError(f"{path}: {error.strerror or error}; {_AGAIN}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no cell's record ({type(error).__name__}: {error}); {_AGAIN}") from error
+    if run_name(planned.identity) != planned.run:
+        raise UserError(f"{path} does not hold the cell that its name says; {_AGAIN}")
+    return planned, record["folder"]
 
 
-def _run_folder(record: Path) -> Path:
-    return record.absolute().parent.parent / record.stem
+def _plan_again(path: Path, recorded: Plan) -> Plan:
+    """The plan of a recorded one's configuration, in the folder that the record stands beside."""
+    again = plan(recorded.config)
+    for identity in (again.identity, as_format_1(again.identity, again.config.evaluate.splits)):
+        if run_name(identity) == recorded.run:
+            return dataclasses.replace(again, identity=identity, folder=recorded.folder)
+    raise UserError(
+        f"{path} is of another run than its name says: its configuration or the text that is here was changed; {_AGAIN}"
+    )
 
 
 def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import math
 import os
 import re
@@ -25,7 +24,7 @@ from experiments.planning.plan import Plan
 from experiments.system import signals
 from experiments.system.paths import python_path
 from zoo.errors import UserError
-from zoo.files import write_json
+from zoo.files import read_json, write_json
 
 # Queues of jobs: Slurm's, or processes of this machine in their place (sweep.slurm.cluster=local).
 
@@ -326,7 +325,6 @@ def _outcome(planned: Plan) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file; empty where the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, {str: object})
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

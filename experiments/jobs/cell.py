@@ -25,7 +25,7 @@ def run(config: Config) -> None:
     if config.run is None:
         raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
     signals.pause_on(signal.SIGUSR2)
-    planned = enter_record(Path(config.run))
+    planned = enter_record(Path(config.run), config.data.cache_dir)
     bar = Bar(planned.title, planned.config.trainer.progress)
     try:
         trained = execute(planned, stops_when_signalled(bar, planned.title))

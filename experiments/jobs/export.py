@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
-from experiments.runs import SUMMARY, load_run
+from experiments.runs import RunFolder, load_run
 from experiments.scoring.text import COLUMNS, FILE
 from experiments.system import machine
 from zoo.errors import UserError
@@ -28,8 +27,8 @@ def run(config: Config) -> None:
     if config.push is not None and importlib.util.find_spec("huggingface_hub") is None:
         raise UserError("push= needs the package huggingface_hub; pip install -e '.[hf]', or leave it out")
     loaded = load_run(config.run, pick_device("cpu"), ())
-    summary = loaded.folder / SUMMARY
-    card = _card(json.loads(summary.read_text()) if summary.is_file() else {}, loaded.folder, config)
+    folder = RunFolder(loaded.folder)
+    card = _card(folder.summary() if folder.complete else {}, loaded.folder, config)
     kind, why = write_folder(
         loaded.model, config.out, tokenizer=loaded.tokenizer, readme=card, family=config.family
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from experiments.parallel import group
-from zoo.files import INDEX, REST, marker, read_rest, read_tensors, replace, write_atomic, write_json
+from zoo.files import (
+    INDEX,
+    REST,
+    marker,
+    read_rest,
+    read_tensors,
+    replace,
+    require_file,
+    write_atomic,
+    write_json,
+)
 from zoo.io import CARD
 
 SOURCE = "read_from"
@@ -66,10 +77,14 @@ def remove(path: Path) -> None:
 def read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """A checkpoint; one that is a folder without its sharded tensors, which `fill` reads.
 
-    mmap: leave tensors in the file until they are used. Raises many kinds of errors where it is damaged.
+    mmap: check the file's checksums, and leave tensors in it until they are used. Raises many kinds of errors where it
+    is damaged.
     """
     if path.is_dir():
         return {**read_rest(path), SOURCE: str(path)}
+    require_file(path)
+    if mmap and (damaged := zipfile.ZipFile(path).testzip()):  # by checksums, which torch leaves out
+        raise OSError(f"{path}: {damaged} is damaged")
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 

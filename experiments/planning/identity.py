@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 import zoo.config
 from experiments import data
 from experiments.configuration.schema import Config, TrainerConfig
 from experiments.data.cache import content_hash
-from experiments.runs import CONFIG, RunFolder
+from experiments.runs import CONFIG, RunFolder, read_config
 from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.errors import UserError
@@ -240,12 +238,10 @@ def _tell_other_settings(plans: Iterable[Plan]) -> None:
 def _differences(planned: Plan) -> list[str]:
     """`trainer.compile=false (asked: true)` for every such setting of a complete run; none where it is not recorded."""
     try:
-        text = (planned.folder.path / CONFIG).read_text(encoding="utf-8")
-        recorded = dict(leaves(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError):
+        recorded = dict(leaves(read_config(planned.folder.path / CONFIG)))
+    except (OSError, ValueError):
         return []  # a damaged file is complained of where the run is read
-    machine = planned.folder.summary().get("machine")
-    if isinstance(machine, dict):
+    if machine := planned.folder.summary().get("machine"):
         recorded["device"] = "cuda" if machine.get("gpu") else "cpu"
     asked = {key: value for key, value in leaves(dataclasses.asdict(planned.config)) if value != "auto"}
     return [

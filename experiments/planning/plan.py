@@ -437,10 +437,14 @@ def to_record(planned: Plan) -> dict[str, Any]:
     }
 
 
-def from_record(record: dict[str, Any], folder: Path) -> Plan:
-    """The plan in a record, for the run in `folder`.
+RECORD = {"letters": str, "identity": {str: object}, "config": {str: object}}
+"""The schema of a record (`zoo.files.fit`)."""
 
-    Raises LookupError or TypeError where a part is missing, UserError where the configuration is none of this version.
+
+def from_record(record: dict[str, Any], folder: Path) -> Plan:
+    """The plan in a record of the schema RECORD, for the run in `folder`.
+
+    Raises UserError where the configuration is none of this version.
     """
     config = from_dict(Config, record["config"], "config")
     return Plan(config, record["letters"], record["identity"], RunFolder(folder))

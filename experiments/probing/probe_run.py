@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import yaml
 from torch import Tensor
 
 from experiments import runs
@@ -51,7 +49,7 @@ from experiments.scoring.evaluate import task_of
 from experiments.system import machine
 from experiments.system.machine import one_line
 from zoo.errors import UserError
-from zoo.files import write_atomic, write_json
+from zoo.files import read_json, write_atomic, write_json
 from zoo.probes import all_measures
 from zoo.probes.measure import Row, smallest_rank
 from zoo.registry import source_hash
@@ -126,10 +124,10 @@ def _problem(folder: Path) -> str:
     if not run.complete:
         return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"
     try:
-        summary = run.summary()
-        return "" if isinstance(summary, dict) else f"its {SUMMARY} is none"
-    except (OSError, ValueError, RecursionError) as error:
+        run.summary()
+    except UserError as error:
         return f"its {SUMMARY} cannot be read ({error})"
+    return ""
 
 
 # Tables: every column has the metadata `unit` and `meaning` (UTF-8), so a file explains itself.
@@ -243,12 +241,13 @@ def read(run: Path, name: str) -> list[tuple[Any, ...]]:
 
 RECORD = "probes.json"
 _FORMAT = 4
+_RECORD = {"digest": str, "step": object, "tables": [str], "measure_files?": {str: str}}
 
 
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
     """Return whether the tables of these weights and settings exist."""
     try:
-        record = json.loads((run / FOLDER / RECORD).read_text())
+        record = read_json(run / FOLDER / RECORD, _RECORD)
         at = weights_to_probe(run, probe)
         return (
             record["digest"] == content_hash(settings(probe, at), 12)
@@ -265,8 +264,8 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
     if probe.at is not None:
         return probe.at
     try:
-        at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+        at = runs.read_config(run / CONFIG)["probe"]["at"]
+    except (OSError, ValueError, LookupError, TypeError):
         at = None  # a run of before this key; a damaged file is complained of where the text is read from it
     runs.check(at)
     return runs.BEST if at is None else str(at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import Score, count_scored, score_carried, score_split
 from experiments.system.processes import Bar, Sink
 from zoo.errors import UserError, unknown
+from zoo.files import read_json
 from zoo.io import read_card
 from zoo.options import check_limits
 from zoo.tokenization import Tokenizer
@@ -214,7 +214,7 @@ def _is_own(loaded: LoadedRun, text: DataConfig) -> bool:
     if text.name != own.name or text.name != "text":
         return False
     try:
-        recorded = json.loads((loaded.folder / IDENTITY).read_text(encoding="utf-8"))["data"]["content"]
+        recorded = read_json(loaded.folder / IDENTITY, {"data": {"content": str}})["data"]["content"]
         return data.fingerprint(dataclasses.replace(own, path=text.path)) == recorded
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return False  # what is wrong with a text is said when it is read

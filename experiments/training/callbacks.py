@@ -16,11 +16,12 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments import runs
@@ -30,7 +31,7 @@ from experiments.data import Split, TaskSet, eval_windows
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
 from experiments.parallel.sharded import export
-from experiments.runs import MetricLog
+from experiments.runs import MetricLog, read_metrics
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import score_windows
 from experiments.system import machine, signals
@@ -38,7 +39,9 @@ from experiments.system.processes import MIN_SECONDS, Sink
 from experiments.system.signals import Paused
 from experiments.training import pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask
-from zoo.files import write_atomic
+from zoo.errors import UserError
+from zoo.files import fit, write_atomic
+from zoo.io import WEIGHTS, read_card
 from zoo.model import LanguageModel
 
 # Metric rows of training (means over the logging interval, throughput, memory) and of validation, and what validation
@@ -142,8 +145,10 @@ class MetricRows(StepCallback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The running sums, the largest norm and the seconds spent training, for the checkpoint."""
+        """The running sums, the largest norm, the seconds spent training and all rows so far, for the checkpoint."""
         return {
+            "run": self.metric_log.path.parent.name,
+            "rows": self.metric_log.text() if group.is_main() else "",
             "sums": self.sums,
             "count": self.count,
             "largest_norm": self.largest_norm,
@@ -151,9 +156,11 @@ class MetricRows(StepCallback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the sums, the largest norm and the seconds of a checkpoint."""
+        """Take over the sums, the largest norm, the seconds and the rows of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]
         self.largest_norm = state.get("largest_norm")  # older checkpoints have none
+        if "rows" in state and group.is_main():
+            self.metric_log.restore(state["rows"])
 
 
 class ReportProgress(StepCallback):
@@ -279,6 +286,17 @@ class ExportWeights(StepCallback):
         self, steps: Collection[int], validation: Validation, metrics: MetricRows, run: Path
     ) -> None:
         self.steps, self.validation, self.metrics, self.run = set(steps), validation, metrics, run
+        self.resumed = 0
+
+    def on_fit_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Export the weights of the checkpoint that training continues from where their files are gone or damaged."""
+        best, step = self.validation.best_step, self.resumed
+        ended = step and (step == trainer.max_steps or self.validation.out_of_patience)
+        folders = [self.run] * (best == step > 0) + [runs.step_folder(self.run, step)] * (
+            ended and best < step
+        )
+        for folder in group.from_main([x for x in folders if (exported_step(x) or 0) < step]):
+            export(task.model, folder, step=step, **task.data_card)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Export the weights where this step was asked for, or is the last and not the best."""
@@ -356,28 +374,113 @@ def remove_checkpoints(folder: Path) -> None:
         parallel_checkpoint.remove(path)
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read, the main process's choice. All processes of a run have to call it."""
-    return group.from_main(_latest(folder) if group.is_main() else None)
+def latest_checkpoint(folder: Path, check: Callable[[int, dict[str, Any]], None]) -> Path | None:
+    """The newest checkpoint that training can go on from, the main process's choice. All processes have to call it.
+
+    check: gets the step in a checkpoint's name and what it holds; raises ValueError where the run cannot go on from it.
+    """
+    return group.from_main(_latest(folder, check) if group.is_main() else None)
 
 
-def _latest(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read. A damaged one is named in a warning and the one before it is tried."""
+def _latest(folder: Path, check: Callable[[int, dict[str, Any]], None]) -> Path | None:
+    """The newest checkpoint that can be used. Another one is named in a warning and the one before it is tried."""
     for leftover in folder.glob("*.partial"):  # of a process that was killed while it wrote
         parallel_checkpoint.remove(leftover)
-    for path in list_checkpoints(folder):
+    paths = list_checkpoints(folder)
+    for path, following in itertools.zip_longest(paths, paths[1:]):
         try:
-            parallel_checkpoint.read(path, mmap=True)
+            found = parallel_checkpoint.read(path, mmap=True)
+            check(runs.step_of(path), found)
         except Exception as error:  # torch raises many kinds for a damaged archive
-            print(
-                f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before",
-                flush=True,
+            reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
+            instead = (
+                "falling back to the one before"
+                if following
+                else "there is none before: training starts again"
             )
+            print(f"warning: cannot read {path} ({machine.one_line(reason)}); {instead}", flush=True)
             parallel_checkpoint.remove(path.with_suffix(".damaged"))
             path.rename(path.with_suffix(".damaged"))
             continue
         return path
     return None
+
+
+_PROGRESS = {"ready": int, "completed": int}
+_STEPS = "epoch_loop.automatic_optimization.optim_progress"
+_CHECKPOINT = {
+    "pytorch-lightning_version": str,
+    "state_dict": {str: object},
+    "optimizer_states": [{"state": dict, "param_groups": [{"params": [int]}]}],
+    "lr_schedulers": [{"last_epoch": int}],
+    "loops": {
+        "fit_loop": {
+            "epoch_loop.batch_progress": {"total": _PROGRESS, "current": _PROGRESS},
+            _STEPS: {"optimizer": {"step": {"total": _PROGRESS}}},
+        }
+    },
+}
+_METRIC_ROWS = {"sums": {str: Tensor}, "count": int, "seconds": float, "run?": str, "rows?": str}
+_VALIDATION = {"best": object, "best_step": int, "worse": int}
+
+
+def check_checkpoint(
+    step: int, found: Any, task: LanguageModelling, rows: MetricRows, validation: Validation
+) -> None:
+    """Raise ValueError unless a run's training can go on, as if undisturbed, from a checkpoint of this step.
+
+    It is whole, of this run and this step, and the best weights before it are there.
+    """
+    run, trainer = rows.metric_log.path.parent, task.config.trainer
+    states = {rows.state_key: _METRIC_ROWS, validation.state_key: _VALIDATION}
+    fit(found, {**_CHECKPOINT, "callbacks": states})
+    loops, state = found["loops"]["fit_loop"], found["callbacks"][rows.state_key]
+    begun = loops["epoch_loop.batch_progress"]["total"]["ready"]
+    steps = {
+        loops[_STEPS]["optimizer"]["step"]["total"]["completed"],
+        begun // trainer.accumulate,
+        sum(schedule["last_epoch"] for schedule in found["lr_schedulers"]),  # there is one
+    }
+    if steps != {step}:
+        raise ValueError(f"it is of step {', '.join(map(str, sorted(steps)))}, not {step}")
+    if state.get("run", run.name) != run.name:
+        raise ValueError(f"it is of the run {state['run']}")
+    if "rows" not in state and not read_metrics(rows.metric_log.path):
+        raise ValueError(f"there are no rows of metrics before it in {rows.metric_log.path.name}")
+    weights = {name: x for name, x in found["state_dict"].items() if name.startswith("model.")}
+    _check_shapes("weights", weights, task.state_dict())
+    optimizer = task.configure_optimizers()["optimizer"]
+    groups = [len(one["params"]) for one in optimizer.param_groups]
+    if [[len(one["params"]) for one in x["param_groups"]] for x in found["optimizer_states"]] != [groups]:
+        raise ValueError("its optimizer is of another model")
+    parameters = [x for one in optimizer.param_groups for x in one["params"]]
+    for i, moments in found["optimizer_states"][0]["state"].items():
+        kept = {name: x for name, x in moments.items() if name != "step"}
+        _check_shapes(f"optimizer's state of parameter {i}", kept, dict.fromkeys(kept, parameters[i]))
+    best = found["callbacks"][validation.state_key]["best_step"]
+    exported = exported_step(run) or 0
+    if best > step or (0 < best < step and exported != best and exported <= step):
+        raise ValueError(f"the best weights before it, of step {best}, are not in {run} any more")
+
+
+def _check_shapes(what: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Compare tensors, or the marks of sharded ones, by name and shape. Raises ValueError."""
+    shapes = {name: list(x["shape"] if isinstance(x, dict) else x.shape) for name, x in found.items()}
+    own = {name: list(x.shape) for name, x in wanted.items()}
+    if shapes != own:
+        name = next(name for name in sorted({*shapes, *own}) if shapes.get(name) != own.get(name))
+        raise ValueError(
+            f"its {what} are of another model: {name} has the shape {shapes.get(name)}, not {own.get(name)}"
+        )
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step of the weights exported to a folder; None where weights or card are gone or damaged."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt"):
+            return read_card(folder).get("step")
+    except (OSError, SafetensorError, UserError):
+        return None
 
 
 class Pause(StepCallback):

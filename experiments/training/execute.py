@@ -26,7 +26,7 @@ from experiments.parallel.group import check_devices, pick_device
 from experiments.planning.identity import block_files
 from experiments.planning.plan import Plan, from_record, to_record
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
-from experiments.system import processes, signals
+from experiments.system import machine, processes, signals
 from experiments.system.paths import python_path
 from experiments.system.processes import Sink
 from experiments.system.signals import Paused
@@ -290,5 +290,7 @@ def _explain(planned: Plan, error: Exception) -> RunFailed:
             f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
             "free some space and give the same command again; it goes on from the last checkpoint"
         )
+    if isinstance(error, OSError) and isinstance(error.filename2 or error.filename, str):
+        return RunFailed(f"{planned.title}: {machine.explain(error)}")
     record = f" (see {planned.folder.path / FAILURE})" if planned.folder.failed else ""
     return RunFailed(f"{planned.title}: {type(error).__name__}: {error}{record}")

@@ -27,7 +27,7 @@ from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
 from experiments.planning.plan import Plan, describe
-from experiments.runs import METRICS, MetricLog, find_weights, read_metrics
+from experiments.runs import METRICS, MetricLog, find_weights, read_metrics, step_of
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.processes import Sink, discard
@@ -237,6 +237,10 @@ class Attempt:
             )
         )
 
+        self.exports = callbacks.ExportWeights(
+            config.trainer.keep_steps, self.validation, self.metrics, folder
+        )
+
     @functools.cached_property
     def costs(self) -> Costs:
         """FLOPs and decode state of the run's model, counted when a row or the summary asks for them."""
@@ -247,13 +251,18 @@ class Attempt:
         return group.size() * peak_flops.peak(self.device, cache_root(self.planned.config.data)).flops
 
     def fit(self) -> None:
-        """Run the trainer from the newest readable checkpoint, if there is one.
+        """Run the trainer from the newest checkpoint that it can go on from, if there is one.
 
         Raises what ended it: NonFinite, Paused, KeyboardInterrupt.
         """
         config, folder = self.planned.config, self.planned.folder
         trainer = self._trainer(config, folder.path)
-        point = callbacks.latest_checkpoint(folder.checkpoints)
+
+        def check(step: int, found: Any) -> None:
+            callbacks.check_checkpoint(step, found, self.task, self.metrics, self.validation)
+
+        point = callbacks.latest_checkpoint(folder.checkpoints, check)
+        self.exports.resumed = 0 if point is None else step_of(point)
         try:
             trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
         except SystemExit as stop:  # Lightning's answer to Ctrl-C; the command line prints the message
@@ -265,7 +274,7 @@ class Attempt:
         actions: list[pl.Callback] = [
             self.metrics,
             self.validation,
-            callbacks.ExportWeights(t.keep_steps, self.validation, self.metrics, folder),
+            self.exports,
             callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
             callbacks.ReportProgress(self.sink),
             callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"),

@@ -195,7 +195,8 @@ def steady_rows(folder: Path) -> list[dict[str, str]]:
 def last_checkpoint(folder: Path) -> dict:
     """The newest checkpoint without what the clock decides."""
     found = torch.load(max((folder / "checkpoints").glob("*.ckpt")), weights_only=True)
-    del found["callbacks"]["MetricRows"]["seconds"]
+    for key in ("seconds", "rows"):
+        del found["callbacks"]["MetricRows"][key]
     return found
 
 

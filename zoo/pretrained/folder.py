@@ -19,6 +19,8 @@ from torch import Tensor
 
 from zoo.config import ModelConfig
 from zoo.errors import UserError
+from zoo.files import read_bytes
+from zoo.files import read_json as read_any
 from zoo.model import LanguageModel, on_meta, to_be_filled
 from zoo.pretrained.families import Family, read_config
 from zoo.pretrained.links import Link
@@ -247,12 +249,9 @@ def _some(names: Sequence[str]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """An object of a JSON file. Raises UserError for anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_any(path, {str: object})
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({str(error)[:200]}); fetch the file again") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no JSON object; fetch the file again")
-    return found
 
 
 # Tokenizers.
@@ -267,13 +266,18 @@ def read_tokenizer(folder: str | Path) -> Tokenizer:
     folder = Path(folder).expanduser()
     if not (folder / TOKENIZER).is_file():
         raise UserError(f"{folder} has no {TOKENIZER}; give a folder with one")
-    text = (folder / TOKENIZER).read_text(encoding="utf-8")
+    try:
+        text = read_bytes(folder / TOKENIZER).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {folder / TOKENIZER} ({str(error)[:200]}); fetch it again") from error
     for separator in _separators(folder):
         saved = json.dumps({"kind": "pretrained", "tokenizer": text, "separator": separator})
         try:
             return from_json(saved)
         except LookupError:
             continue
+        except UserError as error:
+            raise UserError(f"{folder / TOKENIZER}: {error}") from error
         except Exception as error:  # the tokenizers' library raises bare ones
             raise UserError(
                 f"cannot read {folder / TOKENIZER} ({str(error)[:200]}); fetch it again"

@@ -27,6 +27,9 @@ SOURCES: dict[str, Source] = {}
 
 Contents = dict[str, dict]
 _CONTENTS_VERSION = 2
+_COUNT = range(2**63)
+_SPLIT = {"digest": str, "bytes": _COUNT, "rows": _COUNT, "documents": _COUNT, "long_words": bool}
+_CONTENTS = dict.fromkeys(SPLITS, _SPLIT)
 
 # Timestamps have a granularity of milliseconds: a file younger than this may change without a new stamp.
 _SETTLED_NS = 2_000_000_000
@@ -178,7 +181,7 @@ def contents(cfg: DataConfig, keep: bool = True) -> Contents:
     source = SOURCES[cfg.name]
     stamp = source.stamp(cfg)
     file = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
-    found = load_fact(file) if stamp is not None else None
+    found = load_fact(file, _CONTENTS) if stamp is not None else None
     if found is None:
         found = {split: read_split(cfg, split) for split in SPLITS}
         source.confirm(cfg, found)

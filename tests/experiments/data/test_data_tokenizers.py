@@ -1,5 +1,6 @@
 """Tokenizers: round trips, determinism, the separator, cutting of long texts, saving."""
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -314,7 +315,7 @@ def test_a_corpus_in_the_cache_whose_tokenizer_loses_text_is_refused(config, cac
     text = changed(LOSSY["lower case"]).to_json()
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     meta = json.loads((folder / "meta.json").read_text())
-    meta["files"]["tokenizer.json"] = len(text.encode())
+    meta["sha256"]["tokenizer.json"] = hashlib.sha256(text.encode()).hexdigest()
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="does not give back the text"):
         prepare(cfg, progress=False)

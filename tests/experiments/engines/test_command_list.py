@@ -83,7 +83,7 @@ def test_the_signal_that_the_page_has_slurm_send_is_the_one_that_a_cell_heeds(mo
     heeded = []
     monkeypatch.setattr(signals, "pause_on", lambda *signals: heeded.extend(signals))
     with pytest.raises(UserError, match="No such file"):
-        cell.run(SimpleNamespace(run="missing/.cells/0.json"))
+        cell.run(SimpleNamespace(run="missing/.cells/0.json", data=SimpleNamespace(cache_dir=None)))
     assert [number.name for number in heeded] == [f"SIG{sent.partition('@')[0]}"]
 
 

@@ -64,7 +64,7 @@ def test_a_cell_is_found_from_any_folder_and_goes_to_that_of_its_sweep(place: Pa
     (planned,) = _plans(1)
     record = engine_page.write_record(planned)
     monkeypatch.chdir(record.parent)
-    found = engine_page.enter_record(Path(record.name))
+    found = engine_page.enter_record(Path(record.name), None)
     assert Path.cwd().samefile(place)
     assert found.folder.path.is_absolute()
     assert found.folder.path.parent.samefile(planned.folder.path.parent)

@@ -361,7 +361,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_leftovers_go(tmp_p
     for folder in (damaged, damaged.with_suffix(".damaged"), tmp_path / ".step-00000012.ckpt.partial"):
         folder.mkdir()
         (folder / "shard").touch()
-    assert callbacks.latest_checkpoint(tmp_path) == tmp_path / "step-00000006.ckpt"
+    assert callbacks.latest_checkpoint(tmp_path, lambda step, found: None) == tmp_path / "step-00000006.ckpt"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000003.ckpt",
         "step-00000006.ckpt",

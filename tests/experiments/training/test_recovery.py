@@ -21,7 +21,6 @@ def unfinished(lab: Lab, finished: Lab) -> Path:
     shutil.copytree(finished.results, lab.results)
     folder = lab.run_folder()
     (folder / "summary.json").unlink()
-    (folder / "model.safetensors").unlink()
     return folder
 
 
