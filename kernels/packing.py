@@ -6,6 +6,7 @@ None: every row of a batch is a sequence.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.dispatch import only_sizes
 
 # The bounds of packed sequences, and the sequence that owns each token or row.
 
@@ -25,7 +28,7 @@ def boundaries(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is not None:
         return cu_seqlens
-    return multiples(time, batch + 1, x.device)
+    return _once(multiples, x, time, batch + 1)
 
 
 def multiples(step: int, count: int, device: torch.device) -> Tensor:
@@ -33,6 +36,20 @@ def multiples(step: int, count: int, device: torch.device) -> Tensor:
     if step == 0:
         return torch.zeros(count, dtype=torch.int32, device=device)
     return torch.arange(0, (count - 1) * step + 1, step, dtype=torch.int32, device=device)
+
+
+def _once(make: Callable[..., Tensor], x: Tensor, *sizes: int) -> Tensor:
+    """make(*sizes, device of x [...]), a table that nobody writes to: made once for all layers and steps."""
+    # What has no storage, or belongs to a CUDA graph that is being captured, must not outlive it.
+    if only_sizes(x) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return make(*sizes, x.device)
+    return _kept(make, sizes, x.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(make: Callable[..., Tensor], sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return make(*sizes, device)
 
 
 def token_sequences(cu_seqlens: Tensor, tokens: int) -> Tensor:
@@ -78,23 +95,27 @@ def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
     """
     batch, time = x.shape[:2]
     if cu_seqlens is None:
-        each = -(-time // size)
-        # A pair is the two halves of one integer, the number the upper one: one operator, not four, for one sequence.
-        pairs = torch.arange(0, each * 2**32, 2**32, device=x.device)
-        if batch > 1:
-            pairs = torch.arange(batch, device=x.device)[:, None] + pairs
-        return pairs.view(torch.int32).view(-1, 2)
+        return _once(_even_chunks, x, batch, -(-time // size))
     counts = chunk_counts(cu_seqlens, size)
     sequence, number = ragged_rows(counts, most_chunks(time, counts.shape[0], size))
     table = torch.stack([sequence, number], dim=1)
     return torch.where((number < counts[sequence])[:, None], table, -1).to(torch.int32)
 
 
+def _even_chunks(batch: int, each: int, device: torch.device) -> Tensor:
+    """`chunk_table` of a batch of `each` chunks a sequence."""
+    # A pair is the two halves of one integer, the number the upper one: one operator, not four, for one sequence.
+    pairs = torch.arange(0, each * 2**32, 2**32, device=device)
+    if batch > 1:
+        pairs = torch.arange(batch, device=device)[:, None] + pairs
+    return pairs.view(torch.int32).view(-1, 2)
+
+
 def first_chunks(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
     """The row of `chunk_table` where each sequence begins, and where the busy rows end, int32 [N+1]."""
     if cu_seqlens is None:
         batch, time = x.shape[:2]
-        return multiples(-(-time // size), batch + 1, x.device)
+        return _once(multiples, x, -(-time // size), batch + 1)
     return F.pad(chunk_counts(cu_seqlens, size).cumsum(0), (1, 0)).to(torch.int32)
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kernels.dispatch import only_sizes
 
@@ -96,10 +98,32 @@ def rope_each(
     """`rope` of several tensors [B, T, H_i, D] at the same positions, whose angles are computed once."""
     turned = xs[0].shape[-1] if width is None else width
     at = positions_like(xs[0][..., :turned], positions)
-    cos_sin = angles(at, turned, base, angle_dtype(xs[0]), scaling)
+    cos_sin = _angles_once(positions, at, turned, base, angle_dtype(xs[0]), scaling)
     if turned == xs[0].shape[-1]:
         return tuple(rotate(x, *cos_sin) for x in xs)
     return tuple(torch.cat([rotate(x[..., :turned], *cos_sin), x[..., turned:]], -1) for x in xs)
+
+
+_KEPT = WeakIdKeyDictionary()
+"""For positions that are still in use, their version and by options the results of `angles`, and those as a complex."""
+
+
+def _angles_once(positions: Tensor, at: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    """`angles(at, *options)`, then the complex number cos + j·sin; once for all layers that rotate by these positions.
+
+    at: a view of the positions.
+    """
+    if only_sizes(positions) or positions.is_inference():
+        return angles(at, *options)
+    version, kept = _KEPT.get(positions, (None, {}))
+    if version != positions._version:
+        kept = {}
+        _KEPT[positions] = positions._version, kept
+    if options not in kept:
+        with torch.inference_mode(False):
+            cos, sin = angles(at, *options)
+            kept[options] = cos, sin, torch.complex(cos, sin)
+    return kept[options]
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
@@ -150,20 +174,23 @@ def _frequencies(
         return plain if scaling is None else scaling.scaled(plain, base)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Tensor | None = None) -> Tensor:
+    """Rotate the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype.
+
+    turn: cos + j·sin, complex; None: made of them.
+    """
     pairs = x.to(cos.dtype).unflatten(-1, (-1, 2))
     # Complex arithmetic is four times faster on a CPU; compilers generate code for real arithmetic only.
-    turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin)
+    turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin, turn)
     return turned.flatten(-2).to(x.dtype)
 
 
-def _turn(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(pairs: Tensor, cos: Tensor, sin: Tensor, turn: Tensor | None) -> Tensor:
     # Complex numbers begin at even places; parts of a wider row, as of several projections in one, mostly do.
     places = (*pairs.stride()[:-1], pairs.storage_offset())
     apart = pairs.stride(-1) == 1 and not any(place % 2 for place in places)
     numbers = torch.view_as_complex(pairs if apart else pairs.contiguous())
-    return torch.view_as_real(numbers * torch.complex(cos, sin))
+    return torch.view_as_real(numbers * (torch.complex(cos, sin) if turn is None else turn))
 
 
 def _turn_real(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,8 +17,29 @@ from kernels.triton_common.tiles import Work, nbytes
 # The definition.
 
 
+def capped(scale: Tensor, bound: Tensor, gain: float) -> Tensor:
+    """The scale [3] whose last number, of res, is multiplied by g/max(g, bound) for a gain g and a bound []."""
+    return torch.cat([scale[:2], scale[2:] * (gain / bound.clamp(min=gain))])
+
+
+def capped_by_rotations(scale: Tensor, phi: Tensor, n: int, cap: tuple[float, float] | None) -> Tensor:
+    """The scale [3] under `cap`, as the public function describes it; itself without one. phi [2n + n², n·D]."""
+    if cap is None:
+        return scale
+    matrices = phi[2 * n :].unflatten(0, (n, n))
+    norm = torch.linalg.vector_norm((matrices - matrices.transpose(0, 1)) / 2)
+    return capped(scale, scale[2].abs() * (cap[1] * norm) * phi.shape[1] ** 0.5, cap[0])
+
+
 def hyper_coefficients_reference(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+    streams: Tensor,
+    phi: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    cap: tuple[float, float] | None,
+    eps: float,
+    hand_on: bool,
 ) -> tuple[Tensor, ...]:
     """Return σ(s₀·φx̂ + b), 2σ(s₁·φx̂ + b) and s₂·φx̂ + b, with x̂ = vec x / √(mean(x²) + eps).
 
@@ -30,6 +51,7 @@ def hyper_coefficients_reference(
     x, phi, scale, bias = (y.to(wide) for y in (streams.flatten(-2), phi, scale, bias))
     with without_autocast(x):
         raw = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)) @ phi.T
+    scale = capped_by_rotations(scale, phi, n, cap)
     parts = (n, n, len(phi) - 2 * n)
     pre, post, res = (
         s * y + b for s, y, b in zip(scale, raw.split(parts, -1), bias.split(parts), strict=True)
@@ -41,7 +63,14 @@ def hyper_coefficients_reference(
 
 
 def hyper_coefficients_torch(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+    streams: Tensor,
+    phi: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    cap: tuple[float, float] | None,
+    eps: float,
+    hand_on: bool,
 ) -> tuple[Tensor, ...]:
     """Compute `kernels.hyper_coefficients`: the product first, then its scale.
 
@@ -50,6 +79,7 @@ def hyper_coefficients_torch(
     with hand_on the streams, fourth.
     """
     wide = torch.promote_types(streams.dtype, torch.float32)
+    scale = capped_by_rotations(scale, phi, streams.shape[-2], cap)
     with without_autocast(streams):
         *numbers, handed = _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
     # Streams of half precision are handed on as they are, and autograd adds their gradients.
@@ -143,6 +173,7 @@ def hyper_coefficients(
     scale: Tensor,
     bias: Tensor,
     *,
+    cap: tuple[float, float] | None = None,
     eps: float = 1e-6,
     hand_on: bool = False,
     backend: str = "auto",
@@ -156,6 +187,8 @@ def hyper_coefficients(
     phi      [2n + m, n·D], m ≥ 0 (n² where a scheme's own map makes a matrix of res)
     scale    [3], s
     bias     [2n + m], b
+    cap      (g, c): s₂ becomes s₂·g/max(g, |s₂|·c·‖skew φ_res‖_F·√(nD)), φ_res as [n, n, nD], so that m = n²; None:
+             it stays
     hand_on  return the streams too, fourth, for those who read them next: their gradient is then added to this one's
              as it is written (not by `reference`, nor by torch in 16 bit: there autograd adds them)
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the
@@ -171,7 +204,11 @@ def hyper_coefficients(
     check_streams(
         "hyper_coefficients", streams, phi=(phi, (rows, n * width)), scale=(scale, (3,)), bias=(bias, (rows,))
     )
-    return OPERATION(streams, phi, scale, bias, eps=eps, hand_on=hand_on, backend=backend)
+    if cap is not None and len(phi) != n * (n + 2):
+        raise ValueError(
+            f"hyper_coefficients with a cap needs a φ of 2n + n² = {n * (n + 2)} rows, got {len(phi)}"
+        )
+    return OPERATION(streams, phi, scale, bias, cap=cap, eps=eps, hand_on=hand_on, backend=backend)
 
 
 # Operations and bytes, for a roofline.

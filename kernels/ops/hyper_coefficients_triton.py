@@ -235,14 +235,93 @@ def streams_gradients(
     return dx, sum_rows(parts, phi.dtype)
 
 
+# The cap of the scale of res: one program reads φ_res forward; backward each has BK columns.
+#
+#     b = |s₂|·c·‖A‖_F·√K,  A_ij = (φ_ij − φ_ji)/2 over i, j < n;      s₂ ← s₂·g/max(g, b)
+#     where b ≥ g this is g·sgn(s₂)/(c·‖A‖·√K), and so φ̄_ij = −s̄₂·s₂·A_ij/‖A‖², of the new s₂; else s̄₂ passes
+
+
+@triton.jit
+def _cap(phi, scale, out, norm, K, gain, slope, N: tl.constexpr, BK: tl.constexpr):
+    """out [3] of scale [3], and norm [] = ‖A‖_F. phi φ [2N + N², K]; slope c·√K."""
+    squares = tl.zeros((BK,), tl.float32)
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        for i in tl.static_range(N):
+            for j in tl.static_range(i):
+                skew = _skew(phi, i, j, column, K, N)
+                # A_ij² + A_ji²
+                squares += 2 * skew * skew
+    length = tl.sqrt(tl.sum(squares, axis=0))
+    tl.store(norm, length)
+    last = tl.load(scale + 2).to(tl.float32)
+    bound = tl.maximum(tl.abs(last) * slope * length, gain, propagate_nan=tl.PropagateNan.ALL)
+    for i in tl.static_range(2):
+        tl.store(out + i, tl.load(scale + i))
+    tl.store(out + 2, last * (gain / bound))
+
+
+@triton.jit
+def _skew(phi, i, j, column, K, N: tl.constexpr):
+    """A_ij at these columns, in fp32; 0 outside."""
+    first = phi + 2 * N * K + column
+    upper = tl.load(first + (i * N + j) * K, mask=column < K, other=0.0).to(tl.float32)
+    return (upper - tl.load(first + (j * N + i) * K, mask=column < K, other=0.0).to(tl.float32)) / 2
+
+
+@triton.jit
+def _cap_backward(phi, scale, norm, dout, dphi, dscale, K, gain, slope, N: tl.constexpr, BK: tl.constexpr):
+    """Adds to dphi [2N + N², K], and writes dscale [3]; arguments as of `_cap`, dout [3]."""
+    column = tl.program_id(0) * BK + tl.arange(0, BK)
+    last, length = tl.load(scale + 2).to(tl.float32), tl.load(norm)
+    given = tl.load(dout + 2).to(tl.float32)
+    bound = tl.abs(last) * slope * length
+    free = bound < gain
+    # −s̄₂·s₂/‖A‖²; a bound that is NaN is not free, and shows
+    pull = tl.where(free, 0.0, -given * last * (gain / bound) / (length * length))
+    for i in tl.static_range(N):
+        for j in tl.static_range(N):
+            gradient = pull * _skew(phi, i, j, column, K, N)
+            place = dphi + (2 * N + i * N + j) * K + column
+            gradient += tl.load(place, mask=column < K, other=0.0).to(tl.float32)
+            tl.store(place, gradient.to(dphi.dtype.element_ty), mask=column < K)
+    if tl.program_id(0) == 0:
+        for i in tl.static_range(2):
+            tl.store(dscale + i, tl.load(dout + i).to(dscale.dtype.element_ty))
+        passed = tl.where(free, given, tl.where(bound == bound, 0.0, bound))
+        tl.store(dscale + 2, passed.to(dscale.dtype.element_ty))
+
+
+def cap_of(scale: Tensor, phi: Tensor, n: int, gain: float, slope: float) -> tuple[Tensor, Tensor]:
+    """The capped scale [3] of scale [3] and phi [2n + n², n·D], and ‖skew φ_res‖ [] in fp32."""
+    out, norm = torch.empty_like(scale), torch.empty((), dtype=torch.float32, device=phi.device)
+    width = phi.shape[1]
+    _cap[(1,)](phi, scale, out, norm, width, gain, slope * width**0.5, N=n, BK=1024)
+    return out, norm
+
+
+def cap_gradient(
+    scale: Tensor, phi: Tensor, norm: Tensor, dout: Tensor, dphi: Tensor, n: int, gain: float, slope: float
+) -> Tensor:
+    """The gradient of scale [3] from that of the capped one, dout [3]; phi's is added to dphi."""
+    dscale, width = torch.empty_like(scale), phi.shape[1]
+    _cap_backward[(triton.cdiv(width, 256),)](
+        phi, scale, norm, dout, dphi, dscale, width, gain, slope * width**0.5, N=n, BK=256
+    )
+    return dscale
+
+
 # The backend.
 
 
 @operator
 class _Coefficients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, phi, scale, bias, eps, hand_on):
+    def forward(ctx, x, phi, scale, bias, eps, hand_on, gain, slope):
         x, phi, scale, bias = (y.contiguous() for y in (x, phi, scale, bias))
+        given, norm = scale, None
+        if gain is not None:
+            scale, norm = cap_of(given, phi, x.shape[-2], gain, slope)
         sizes, n = sizes_of(x, phi), x.shape[-2]
         options = {"dtype": torch.float32, "device": x.device}
         pre, post, res, raw = (
@@ -253,21 +332,33 @@ class _Coefficients(torch.autograd.Function):
             x, phi, scale, bias, pre, post, res, raw, inverse,
             eps=eps, N=n, PRECISION=precision_of(x, phi), **sizes,
         )  # fmt: skip
-        ctx.save_for_backward(x, phi, scale, bias, raw, inverse)
+        ctx.save_for_backward(x, phi, scale, bias, raw, inverse, *(() if norm is None else (given, norm)))
+        ctx.cap = (gain, slope)
         return pre, post, res, *([x] if hand_on else [])
 
     @staticmethod
     @first_order
     def backward(ctx, dpre, dpost, dres, more=None):
-        x, phi, scale, bias, raw, inverse = ctx.saved_tensors
+        x, phi, scale, bias, raw, inverse, *capped = ctx.saved_tensors
         upstream = tuple(y.contiguous() for y in (dpre, dpost, dres))
         dproduct, along, dscale, dbias = numbers_gradients(x, phi, scale, bias, raw, inverse, upstream)
         more = None if more is None else more.contiguous()
-        return *streams_gradients(x, phi, dproduct, along, more), dscale, dbias, None, None
+        dx, dphi = streams_gradients(x, phi, dproduct, along, more)
+        if capped:
+            given, norm = capped
+            dscale = cap_gradient(given, phi, norm, dscale, dphi, x.shape[-2], *ctx.cap)
+        return dx, dphi, dscale, dbias, *(None,) * 4
 
 
 def hyper_coefficients_triton(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+    streams: Tensor,
+    phi: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    cap: tuple[float, float] | None,
+    eps: float,
+    hand_on: bool,
 ) -> tuple[Tensor, ...]:
     """Compute `kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once each way.
 
@@ -275,6 +366,6 @@ def hyper_coefficients_triton(
     with hand_on the streams, fourth.
     """
     if torch.compiler.is_compiling() and hand_on:  # the compiler adds gradients up itself
-        return *hyper_coefficients_triton(streams, phi, scale, bias, eps=eps, hand_on=False), streams
+        return *hyper_coefficients_triton(streams, phi, scale, bias, cap=cap, eps=eps, hand_on=False), streams
     returns = (True,) * (4 if hand_on else 3)
-    return _Coefficients(streams, phi, scale, bias, eps, hand_on, returns=returns)
+    return _Coefficients(streams, phi, scale, bias, eps, hand_on, *(cap or (None, None)), returns=returns)

@@ -151,3 +151,16 @@ def test_the_first_channels_turn_as_a_narrower_vector_and_the_others_stay():
         assert torch.equal(turned[..., 6:], part[..., 6:])
     with pytest.raises(ValueError, match="even"):
         rope(x, at, 100.0, width=3)
+
+
+def test_angles_are_kept_for_positions_until_these_change():
+    """The second call finds them; positions that are written to, or others, have angles of their own."""
+    x, at = normal(1, 5, 2, 8), torch.arange(5)
+    first = rope(x, at, 100.0)
+    assert torch.equal(rope(x, at, 100.0), first)
+    assert not torch.equal(rope(x, at, 10.0), first)
+    at += 3
+    torch.testing.assert_close(rope(x, at, 100.0), rope(x, torch.arange(3, 8), 100.0))
+    with torch.inference_mode():
+        rope(x, at, 1000.0)
+    rope(x.requires_grad_(), at, 1000.0).sum().backward()

@@ -7,8 +7,8 @@ from support.margins import below
 
 import zoo
 from zoo import ModelConfig
-from zoo.interfaces import StepBuffer, set_step
-from zoo.residuals.hyper_connections import HyperConfig, warmup
+from zoo.interfaces import set_step
+from zoo.residuals.hyper_connections import Clock, HyperConfig
 
 
 def small(scheme: str = "ohc") -> zoo.LanguageModel:
@@ -20,9 +20,9 @@ def small(scheme: str = "ohc") -> zoo.LanguageModel:
 
 
 def factor(step: int, config: HyperConfig, total: int = 0) -> float:
-    clock = StepBuffer()
+    clock = Clock(config)
     clock.set(step, total)
-    return warmup(clock, config).item()
+    return clock.factor.item()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from zoo.interfaces import Dims, Mixer
@@ -47,15 +48,17 @@ class GroupedQueryMixer(Mixer):
         self.output_gate = Gate(dims.d_model, inner) if config.output_gate else None
         self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
 
-    def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj)
-        if self.value_gate is not None:
-            v = v * self.value_gate(x)
+    def _qkv(self, x: Tensor, positions: Tensor, *gates: Gate) -> tuple[Tensor, ...]:
+        """q, k, v, and the logits [B, T, N] of further gates of x, which are projected with them."""
+        values = [] if self.value_gate is None else [self.value_gate]
+        q, k, v, *logits = project(x, self.q_proj, self.k_proj, self.v_proj, *values, *gates)
+        if values:
+            v = v * torch.sigmoid(logits.pop(0))
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (q, k, v))
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rotate is not None:
             q, k = self.rotate((q, k), positions)
-        return q, k, v
+        return q, k, v, *logits
 
     def _out(self, o: Tensor, x: Tensor) -> Tensor:
         o = o.flatten(-2)

@@ -293,9 +293,8 @@ class GSA(GroupedQueryMixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
-        q, k, v = self._qkv(x, ctx.positions)
+        q, k, v, gate = self._inputs(x, ctx.positions)
         q_idx, k_idx, w_idx, bias = ctx.recomputed(self.indexer, x, ctx.positions)
-        gate = self._gate_logits(x)
         read = functools.partial(self._read, bias)
         o, aux = ctx.by_keys_with_losses(read, (q, q_idx, w_idx, gate), (k, v, k_idx))
         if ctx.probe is not None:
@@ -362,13 +361,15 @@ class GSA(GroupedQueryMixer):
             return self.o_proj(o if gate is None else o * gate), state
         q_idx, k_idx, w_idx, bias = self.indexer(x, at)
         attend = functools.partial(self._attend, bias)
-        token = (*self._qkv(x, at), q_idx, k_idx, w_idx, self._gate_logits(x))
-        return self.o_proj(by_sequence(attend, state, *token).flatten(-2)), state
+        q, k, v, gate = self._inputs(x, at)
+        return self.o_proj(by_sequence(attend, state, q, k, v, q_idx, k_idx, w_idx, gate).flatten(-2)), state
 
-    def _gate_logits(self, x: Tensor) -> Tensor | None:
-        """x·W_G1 + b by heads, [B, T, H, K]: attention's kernel applies σ of them to its output."""
-        gate = self.output_gate
-        return None if gate is None else gate.logits(x).unflatten(-1, (-1, self.width))
+    def _inputs(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v, and x·W_G1 + b by heads [B, T, H, K]: attention's kernel applies σ of them to its output."""
+        if self.output_gate is None:
+            return *self._qkv(x, positions), None
+        q, k, v, gate = self._qkv(x, positions, self.output_gate)
+        return q, k, v, gate.unflatten(-1, (-1, self.width))
 
     def _attend(
         self,

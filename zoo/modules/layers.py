@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import kernels
-from kernels.autograd import linears, rms_norm
+from kernels.autograd import joins, linears, rms_norm
 from zoo.context import Context
 
 NORM_EPS = 1e-6
@@ -54,11 +54,18 @@ class OutputProjection(nn.Linear):
 
 
 def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
-    """Several linear maps of x [..., D], [..., N] each; in training with fewer casts and passes than one by one."""
+    """Several linear maps of x [..., D], [..., N] each; in training with fewer casts and passes than one by one.
+
+    Of a `Gate` its logits; gates stand after the other maps.
+    """
+    plain, gates = ([m for m in maps if isinstance(m, Gate) is is_gate] for is_gate in (False, True))
     # Who changes or watches one has it called.
-    if not torch.is_grad_enabled() or any(type(m) is not nn.Linear or m._forward_hooks for m in maps):
-        return [linear(x) for linear in maps]
-    return linears(x, [linear.weight for linear in maps], [linear.bias for linear in maps])
+    usual = torch.is_grad_enabled() and all(type(m) is nn.Linear and not m._forward_hooks for m in plain)
+    if usual and joins(x):
+        plain, gates = maps, ()
+    weights, biases = [m.weight for m in plain], [m.bias for m in plain]
+    found = linears(x, weights, biases) if usual else [linear(x) for linear in plain]
+    return [*found, *(gate.logits(x) for gate in gates)]
 
 
 def output_std(depth: int) -> float:

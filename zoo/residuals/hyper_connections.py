@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.dispatch import autocasts
+from kernels.ops.hyper_coefficients import capped
 from zoo.errors import UserError
 from zoo.interfaces import Dims, ParameterGroup, Residual, StepBuffer, Streams
 from zoo.modules import NORM_EPS, RMSNorm
@@ -168,6 +169,39 @@ class HyperStreams(Streams):
         return self.n
 
 
+class Clock(StepBuffer):
+    """factor: m of the warm-up, fp32 [], by which α is multiplied: computed where the step is set, not at each use."""
+
+    def __init__(self, config: HyperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("factor", torch.tensor(warmup(0, 0, config)), persistent=False)
+        self.register_load_state_dict_post_hook(lambda loaded, _: loaded.restore())
+
+    def set(self, step: int, total: int) -> None:
+        """Set the step and the factor that it has."""
+        super().set(step, total)
+        self.factor.fill_(warmup(step, total, self.config))
+
+    def restore(self) -> None:
+        """Compute the factor, which is not saved."""
+        self.set(int(self.step), int(self.total))
+
+
+def warmup(step: int, total: int, config: HyperConfig) -> float:
+    """m: warmup_factor for warmup_hold steps, then linearly to 1 over warmup_ramp steps.
+
+    Both are shortened alike where they would take more than warmup_share of a training whose length is known.
+    """
+    hold, ramp = config.warmup_hold, max(1, config.warmup_ramp)
+    # In fp32, and on a CPU: it may be asked for where other tensors have no storage.
+    done, length = torch.tensor([float(step), float(total)], device="cpu")
+    if config.warmup_share is not None and total > 0:
+        done = done / (config.warmup_share * length / (hold + ramp)).clamp(max=1)
+    risen = ((done - hold) / ramp).clamp(0, 1)
+    return float(config.warmup_factor + (1 - config.warmup_factor) * risen)
+
+
 class HyperResidual(Residual):
     """A residual scheme with n streams around one sub-block F; calling it computes the coefficients of every token.
 
@@ -192,7 +226,7 @@ class HyperResidual(Residual):
         b_pre, b_post = initial_biases(n, config.init)
         self.b_pre, self.b_post = nn.Parameter(b_pre), nn.Parameter(b_post)
         self.alpha = nn.Parameter(torch.full((3,), float(config.alpha)))
-        self.clock = StepBuffer()
+        self.clock = Clock(config)
         self._weights = Derived()
 
     @abstractmethod
@@ -226,18 +260,26 @@ class HyperResidual(Residual):
 
     def _coefficients(self, x: Tensor) -> tuple[Coefficients, Tensor]:
         """The coefficients, and the streams for their next reader."""
-        options = {"eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
-        pre, post, raw, x = kernels.hyper_coefficients(x, *self._affine(), **options)
+        options = {"cap": self.cap(), "eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        scale = self.scale() if options["cap"] is None else HyperResidual.scale(self)
+        pre, post, raw, x = kernels.hyper_coefficients(x, self.phi(), scale, self.bias(), **options)
         return Coefficients(pre, post, self.mixing(raw)), x
 
     def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
         """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
-        phi = torch.cat([phi for phi in (self.phi_pre, self.phi_post, self.phi_res) if phi is not None])
-        return phi, self.scale(), self.bias()
+        return self.phi(), self.scale(), self.bias()
+
+    def phi(self) -> Tensor:
+        """φ [2n + n_res, nD]."""
+        return torch.cat([phi for phi in (self.phi_pre, self.phi_post, self.phi_res) if phi is not None])
+
+    def cap(self) -> tuple[float, float] | None:
+        """The cap of `kernels.hyper_coefficients`; None where `scale` has the last word."""
+        return None
 
     def scale(self) -> Tensor:
         """mα [3], of H_pre, H_post and H_res."""
-        return warmup(self.clock, self.config) * self.alpha
+        return self.clock.factor * self.alpha
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
@@ -290,19 +332,6 @@ class MatrixResidual(HyperResidual):
     def mixing(self, raw: Tensor) -> Tensor:
         """Numbers [..., n²] -> H_res [..., n, n]."""
         return self.project(raw.unflatten(-1, self.b_res.shape))
-
-
-def warmup(clock: StepBuffer, config: HyperConfig) -> Tensor:
-    """m: warmup_factor for warmup_hold steps, then linearly to 1 over warmup_ramp steps, [].
-
-    Both are shortened alike where they would take more than warmup_share of a training whose length is known.
-    """
-    hold, ramp, step = config.warmup_hold, max(1, config.warmup_ramp), clock.step
-    if config.warmup_share is not None:
-        longest = torch.where(clock.total > 0, config.warmup_share * clock.total, math.inf)
-        step = step / (longest / (hold + ramp)).clamp(max=1)
-    risen = ((step - hold) / ramp).clamp(0, 1)
-    return config.warmup_factor + (1 - config.warmup_factor) * risen
 
 
 def patterns(n: int, frequency: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -406,7 +435,7 @@ class CappedResidual(HyperResidual):
         gain = self.config.gain
         if gain is None:
             return scale
-        return torch.cat([scale[:2], scale[2:] * (gain / self._bound(scale).clamp(min=gain))])
+        return capped(scale, self._bound(scale), gain)
 
     def _bound(self, scale: Tensor) -> Tensor:
         return scale[2].abs() * self.sensitivity() * self.phi_res.shape[1] ** 0.5

@@ -76,7 +76,7 @@ class OHC(MatrixResidual, CappedResidual):
         most g/2 under a cap of g.
         """
         n = self.config.n_streams
-        exact = math.sqrt(2) * self.config.cayley_scale * _skew_norm(self.phi_res.unflatten(0, (n, n)))
+        exact = self._slope() * _skew_norm(self.phi_res.unflatten(0, (n, n)))
         if self.terms is None:
             return exact
         varying = HyperResidual.scale(self)[2].abs() * exact * self.phi_res.shape[1] ** 0.5 / 2
@@ -84,6 +84,14 @@ class OHC(MatrixResidual, CappedResidual):
             varying = varying.clamp(max=self.config.gain / 2)
         fixed = self.config.cayley_scale * _skew_norm(self.b_res) / math.sqrt(2)
         return exact * series_slope(varying + fixed, self.terms)
+
+    def cap(self) -> tuple[float, float] | None:
+        """The gain and √2·c: of rotations the operation itself caps the scale; of a series `scale` does."""
+        gain = self.config.gain
+        return None if gain is None or self.terms is not None else (gain, self._slope())
+
+    def _slope(self) -> float:
+        return math.sqrt(2) * self.config.cayley_scale
 
     def _scaled(self, raw: Tensor) -> Tensor:
         scale = self.config.cayley_scale

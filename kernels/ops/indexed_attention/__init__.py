@@ -23,7 +23,7 @@ from kernels.ops.indexed_attention.torch_ops import (
     indexed_attention_torch,
     refuses_numba,
 )
-from kernels.ops.lightning_topk import AdaptiveK
+from kernels.ops.lightning_topk import AdaptiveK, refuses_selection
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_gate
 from kernels.triton_common import lazily, refusal
@@ -31,8 +31,12 @@ from kernels.triton_common import lazily, refusal
 __all__ = ["indexed_attention"]
 
 
-def _refuses(q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, *_args, **_options) -> str | None:
-    return refusal(q, k, v, q_idx, widths=(q.shape[-1], v.shape[-1], q_idx.shape[-1]))
+def _refuses(
+    q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *_args,
+    rule: AdaptiveK, **_options,
+) -> str | None:  # fmt: skip
+    unselected = refuses_selection(q_idx, k_idx, w_idx, bias, k_max=rule.widest)
+    return unselected or refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
 
 
 OPERATION = Operation("indexed_attention")

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from kernels.ops.indexed_attention.torch_form import composed
 from kernels.ops.indexer_kl.triton_ops import indexer_kl_triton
-from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
-from kernels.ops.sparse_attention.triton_masked import masked_attention, masks, selection_of
+from kernels.ops.lightning_topk import AdaptiveK
+from kernels.ops.lightning_topk.triton_ops import selection_triton
+from kernels.ops.sparse_attention.triton_masked import masked_attention, masks
 
 
 def indexed_attention_triton(
@@ -28,8 +29,8 @@ def indexed_attention_triton(
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.indexed_attention` on a GPU: q, k, v, indexer -> o [B, Tq, H, V] and the loss [].
 
-    Lists become bits once, and are not kept. Where tiles do not pay (`masks`), and for fewer queries than keys, each
-    operation does its own.
+    The selection is bits from the start: there are no lists. Where tiles do not pay (`masks`), and for fewer queries
+    than keys, each operation does its own.
     """
     indexer, options = (q_idx, k_idx, w_idx, bias), {"scores": scores, "cu_seqlens": cu_seqlens}
     if q.shape[1] < k.shape[1] or not masks(q.shape[2], k.shape[2], k.shape[1], rule.widest):
@@ -37,8 +38,7 @@ def indexed_attention_triton(
             q, k, v, *indexer, tau, rule=rule, gate_logits=gate_logits, scale=scale, **options
         )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    indices = lightning_topk(*indexer, k=rule, backend="triton", **options)
-    selection = selection_of(indices, k.shape[1])
+    selection = selection_triton(*indexer, k=rule, **options)
     o, lse = masked_attention(q, k, v, selection, gate_logits=gate_logits, scale=scale)
     loss = indexer_kl_triton(q, k, *indexer, tau, selection=selection, lse=lse, scale=scale, **options)
     return o, loss

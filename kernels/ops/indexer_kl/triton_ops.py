@@ -328,9 +328,10 @@ def _queries(
             store_rows(dq, row, is_row, d_q * index_scale, DI, BD)
 
 
+# Of eight warps: a thread of four has no room for the gradients of 64 keys, and spills.
 _TILES = [
     triton.Config({"BS": size}, num_warps=warps, num_stages=stages)
-    for size, warps, stages in ((64, 4, 2), (64, 8, 2), (128, 8, 2), (32, 4, 2), (64, 4, 1))
+    for size, warps, stages in ((64, 8, 2), (32, 8, 2), (32, 4, 2), (64, 8, 1))
 ]
 attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "KEYS"])
 queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "KEYS", "LEARNS", "SCORES"])
@@ -417,19 +418,30 @@ def _keys(
 
 
 @triton.jit
-def scale_by(x, factor, out, SIZE, BLOCK: tl.constexpr):
-    """Multiply: out [SIZE] = factor·x [SIZE], in out's dtype; factor [] is one number on the device."""
+def _scale(d_q, d_k, d_w, numbers, factor, dq, dk, dw, dbias, dtau, Q, K, W, HI, BLOCK: tl.constexpr):
+    """dq, dk, dw, dbias and dtau: the fp32 gradients times factor [], a number on the device.
+
+    numbers: d_τ and d_bias after the loss, as in a row of `parts`. Each has its range of the programs' places.
+    """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    scaled = tl.load(x + place, mask=place < SIZE, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
-    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=place < SIZE)
+    number = tl.load(factor).to(tl.float32)
+    _store_scaled(d_q, number, dq, place, Q)
+    _store_scaled(d_k, number, dk, place - Q, K)
+    _store_scaled(d_w, number, dw, place - Q - K, W)
+    _store_scaled(numbers + 2, number, dbias, place - Q - K - W, HI)
+    _store_scaled(numbers + 1, number, dtau, place - Q - K - W - HI, 1)
+
+
+@triton.jit
+def _store_scaled(x, factor, out, place, SIZE):
+    """out [SIZE] = factor·x [SIZE] at these places, those outside left out."""
+    inside = (place >= 0) & (place < SIZE)
+    tl.store(out + place, (tl.load(x + place, mask=inside) * factor).to(out.dtype.element_ty), mask=inside)
 
 
 keys_tuned = Tuned(
     _keys,
-    [
-        triton.Config({}, num_warps=warps, num_stages=stages)
-        for warps, stages in ((4, 2), (8, 2), (8, 1), (4, 1))
-    ],
+    [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in ((8, 2), (8, 1))],
     ["G", "K", "HI", "DI", "KEYS", "SCORES"],
 )
 
@@ -438,8 +450,8 @@ keys_tuned = Tuned(
 
 SPLITS = 4
 """Programs that share a block of keys: one alone goes over all queries for the first keys, long after others end."""
-PARTS = 32
-"""Rows to which the parts of all programs are added first; then these rows are added."""
+PARTS, MANY = 32, 1024
+"""The parts of more than so many programs are added to PARTS rows first; then rows are added, by one program."""
 
 
 class _Call(NamedTuple):
@@ -509,17 +521,22 @@ class _IndexerKL(torch.autograd.Function):
         indices = None if indices is None else indices.contiguous()
         call = _Call(q.contiguous(), k.contiguous(), indexer, indices, selection, scale, scores, cu_seqlens)
         loss, gradients = _loss_and_gradients(call, lse, learns)
-        ctx.save_for_backward(*gradients, *(x.new_empty(0) for x in (q_idx, k_idx, w_idx, bias, tau)))
+        inputs = q_idx, k_idx, w_idx, bias, tau
+        ctx.save_for_backward(*gradients, *(x.new_empty(0) for x in inputs))
+        ctx.shapes = [list(x.shape) for x in inputs]
         return loss
 
     @staticmethod
     @first_order
     def backward(ctx, grad):
-        scaled = []
-        for x, like in zip(ctx.saved_tensors[:5], ctx.saved_tensors[5:], strict=True):
-            out = torch.empty_like(x, dtype=like.dtype)
-            scale_by[(triton.cdiv(x.numel(), 1024),)](x, grad, out, x.numel(), BLOCK=1024)
-            scaled.append(out)
+        gradients, likes = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        scaled = [
+            torch.empty(shape, dtype=like.dtype, device=like.device)
+            for shape, like in zip(ctx.shapes, likes, strict=True)
+        ]
+        sizes = {name: x.numel() for name, x in zip(("Q", "K", "W", "HI"), scaled, strict=False)}
+        programs = triton.cdiv(sum(sizes.values()) + 1, 1024)
+        _scale[(programs,)](*gradients, grad, *scaled, **sizes, BLOCK=1024)
         return *scaled, *(None,) * 11
 
 
@@ -552,12 +569,12 @@ def _tiles(call: _Call, queries: int) -> dict[str, int]:
 
 
 def _loss_and_gradients(call: _Call, lse: Tensor | None, learns: bool) -> tuple[Tensor, list[Tensor]]:
-    """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`.
+    """The loss [] and, in fp32, its gradients for q_idx, k_idx and w_idx, and [2 + HI] the loss, d_τ and d_bias.
 
-    lse [B, T, H]: attention's log Σ exp, where it has been computed.
+    Gradients are undefined unless `learns`. lse [B, T, H]: attention's log Σ exp, where it has been computed.
     """
     q, k, q_idx = call.q, call.k, call.indexer[0]
-    w_idx, tau = call.indexer[2], call.indexer[4]
+    w_idx = call.indexer[2]
     sizes = _tiles(call, 1 if call.keys == "list" else queries_a_program(q_idx.shape[2]))
     cu, table = boundaries(q, call.cu_seqlens), chunk_table(q, call.cu_seqlens, sizes["BQ"])
     fp32 = {"dtype": torch.float32, "device": q.device}
@@ -575,16 +592,20 @@ def _loss_and_gradients(call: _Call, lse: Tensor | None, learns: bool) -> tuple[
             q, k, chosen, ends, lse, table, cu, call.scale, **lists, **of_attention
         )
     sums = _Sums(lse, *(torch.empty(q.shape[:2], **fp32) for _ in range(2)))
-    parts = torch.zeros(triton.cdiv(len(table), PARTS) * PARTS, sizes["HI"] + 2, **fp32)
+    many = len(table) > MANY
+    rows = triton.cdiv(len(table), PARTS) * PARTS if many else len(table)
+    # rows without a chunk: of packed sequences, and those that fill up
+    make = torch.empty if rows == len(table) and call.cu_seqlens is None else torch.zeros
+    parts = make(rows, sizes["HI"] + 2, **fp32)
     queries_tuned[(len(table),)](
         q, k, *call.indexer, chosen, ends, *sums, parts, dq, dw, table, cu, call.scale, call.index_scale,
         **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns, SCORES=call.scores,
     )  # fmt: skip
-    total = sum_rows(
-        sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1), torch.float32
-    )
+    if many:
+        parts = sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1)
+    total = sum_rows(parts, torch.float32)
     dk = _key_gradient(call, sums) if learns else dq
-    return total[0].clone(), [dq, dk, dw, total[2:].clone(), total[1].clone().view_as(tau)]
+    return total[0].clone(), [dq, dk, dw, total]
 
 
 def _key_gradient(call: _Call, sums: _Sums) -> Tensor:

@@ -29,9 +29,10 @@ MOST_HEADS, MOST_KEPT = 128, 8192
 """Index heads that a tile holds, and half the candidates of a query that one program prunes at a time."""
 
 
-def _refuses(
+def refuses_selection(
     q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *, k_max: int, **_options
 ) -> str | None:
+    """Why Triton cannot select at most k_max keys for q_idx [B, Tq, HI, DI], None if it can; the rest as below."""
     if q_idx.shape[2] > MOST_HEADS:
         return f"needs at most {MOST_HEADS} index heads, got {q_idx.shape[2]}"
     if k_max > MOST_KEPT:
@@ -43,7 +44,7 @@ OPERATION = Operation("lightning_topk")
 OPERATION.register(
     "triton",
     lazily("kernels.ops.lightning_topk.triton_ops", "lightning_topk_triton"),
-    refuses=_refuses,
+    refuses=refuses_selection,
     suits=on_cuda,
 )
 OPERATION.register("torch", lightning_topk_torch, suits=always)

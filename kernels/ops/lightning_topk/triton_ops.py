@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.lightning_topk.scores import AdaptiveK
+from kernels.ops.sparse_attention.triton_masked import Selection, no_bits, query_spans
 from kernels.packing import boundaries, chunk_table
 from kernels.triton_common import chunk_bounds, padded, sigmoid
 from kernels.triton_common.operators import operator
@@ -87,10 +88,14 @@ def prune(buffer, scratch, held, K_MAX, BQ: tl.constexpr, CAPACITY: tl.constexpr
 
 @triton.jit
 def write_best(
-    buffer, scratch, held, wanted, out, exists, first, K_MAX,
+    buffer, scratch, held, wanted, out, ends, exists, first, K_MAX,
     BQ: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the positions of the best `wanted` plus `first` to out [BQ, K_MAX], in the buffer's order, then −1."""
+    """Write which candidates are the best `wanted`, their positions plus `first`.
+
+    Without ends to out [BQ, K_MAX] in the buffer's order, then −1; with ends [BQ, 2] to out [BQ, K_MAX], words of 32
+    bits that are 0, and there the first position and the one after the last.
+    """
     line = tl.arange(0, BQ)
     tl.store(scratch + line, held)
     tl.store(scratch + BQ + line, tl.where(exists, wanted, 0))
@@ -102,15 +107,19 @@ def write_best(
         fewest = tl.load(scratch + BQ + row)
         # S_t = the best `wanted` candidates, from the latest to the earliest
         chosen, _lowest = _top_candidates(ranks, fewest)
-        places = tl.load(cell + CAPACITY, mask=chosen, other=0)
+        places = (first + tl.load(cell + CAPACITY, mask=chosen, other=0)).to(tl.int32)
         target = out + row.to(tl.int64)[:, None] * K_MAX
-        many = tl.sum(chosen.to(tl.int32), axis=1)
-        tl.store(
-            target + tl.cumsum(chosen.to(tl.int32), axis=1) - 1, (first + places).to(tl.int32), mask=chosen
-        )
-        # −1 after them
-        unused = (column >= many[:, None]) & (column < K_MAX) & (fewest > 0)[:, None]
-        tl.store(target + column, tl.full((ROWS, CAPACITY), -1, tl.int32), mask=unused)
+        if ends is not None:
+            tl.atomic_or(target + (places >> 5), 1 << (places & 31), mask=chosen, sem="relaxed")
+            lowest_place = tl.min(tl.where(chosen, places, 2147483647), axis=1)
+            tl.store(ends + row * 2, lowest_place, mask=fewest > 0)
+            tl.store(ends + row * 2 + 1, tl.max(tl.where(chosen, places + 1, 0), axis=1), mask=fewest > 0)
+        else:
+            many = tl.sum(chosen.to(tl.int32), axis=1)
+            tl.store(target + tl.cumsum(chosen.to(tl.int32), axis=1) - 1, places, mask=chosen)
+            # −1 after them
+            unused = (column >= many[:, None]) & (column < K_MAX) & (fewest > 0)[:, None]
+            tl.store(target + column, tl.full((ROWS, CAPACITY), -1, tl.int32), mask=unused)
     tl.debug_barrier()  # the next queries write to the same buffers
 
 
@@ -274,14 +283,16 @@ def _count_wanted(
 
 @triton.jit
 def _select(
-    q, k, w, bias, counts, out, buffer, scratch, table, cu, cu_keys, CHUNKS, scale, base, least, most, beta, reference,
-    HI, DI, K_MAX, RULE: tl.constexpr, PACKED: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
+    q, k, w, bias, counts, out, ends, buffer, scratch, table, cu, cu_keys, CHUNKS, scale,
+    base, least, most, beta, reference, HI, DI, K_MAX, WIDTH,
+    RULE: tl.constexpr, PACKED: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    """Select the keys of each query, from the latest to the earliest, then −1.
+    """Select the keys of each query: lists from the latest to the earliest, then −1, or bits.
 
     in       q [B·Tq·HI, DI], k [B·Tk, DI], w [B·Tq·HI], bias [HI], counts [B·Tq] (RULE given)
-    out      out [B·Tq, K_MAX]
+    out      out [B·Tq, WIDTH]: lists, WIDTH = K_MAX, where ends is None, else words of bits, 0 before, with ends
+             [B·Tq, 2], a query's first key and the one after its last
     scratch  a program's own: buffer [BQ, 2, CAPACITY], scratch [2, BQ]
     layout   table, cu of chunks of BQ queries; cu_keys of the keys; CHUNKS: rows of the table. A program takes every
              num_programs-th of them
@@ -334,8 +345,9 @@ def _select(
                 K_MAX, RULE,
             )  # fmt: skip
             first = key_begin if PACKED else key_begin * 0
-            own = out + tl.min(query, axis=0) * K_MAX
-            write_best(buffer, scratch, held, wanted, own, exists, first, K_MAX, BQ, CAPACITY, ROWS)
+            own = out + tl.min(query, axis=0) * WIDTH
+            own_ends = None if ends is None else ends + tl.min(query, axis=0) * 2
+            write_best(buffer, scratch, held, wanted, own, own_ends, exists, first, WIDTH, BQ, CAPACITY, ROWS)
 
 
 select_tuned = Tuned(
@@ -404,13 +416,54 @@ def lightning_topk_triton(
     q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
     """
     counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
-    settings = (rule.base, rule.least, rule.most, rule.beta, rule.reference) if rule else (1, 1, 1, 1.0, 1.0)
     given = (x.detach() for x in (q_idx, k_idx, w_idx, bias))
-    return _select(*given, counts, k_max, rule.rule if rule else "given", scores, cu_seqlens, *settings)
+    return _list(*given, counts, k_max, scores, cu_seqlens, *_settings(rule))
+
+
+def selection_triton(
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k: AdaptiveK,
+    scores: str,
+    cu_seqlens: Tensor | None = None,
+) -> Selection:
+    """What `kernels.lightning_topk` selects, as bits: there are no lists.
+
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI].
+    """
+    given = (x.detach() for x in (q_idx, k_idx, w_idx, bias))
+    found = _bits(*given, k.widest, scores, cu_seqlens, *_settings(k), returns=(True,) * 3)
+    return Selection(*found)
+
+
+def _settings(rule: AdaptiveK | None) -> tuple[str, float, float, float, float, float]:
+    """A rule's name and numbers; those of given counts where there is none."""
+    if rule is None:
+        return "given", 1, 1, 1, 1.0, 1.0
+    return rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference
 
 
 @operator
-def _select(q_idx, k_idx, w_idx, bias, counts, k_max, rule, scores, cu_seqlens, *settings) -> Tensor:
+def _list(q_idx, k_idx, w_idx, bias, counts, k_max, scores, cu_seqlens, *settings) -> Tensor:
+    indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
+    _launch(q_idx, k_idx, w_idx, bias, counts, k_max, scores, cu_seqlens, settings, indices, None)
+    return indices
+
+
+@operator
+def _bits(q_idx, k_idx, w_idx, bias, k_max, scores, cu_seqlens, *settings) -> tuple[Tensor, Tensor, Tensor]:
+    bits, ends = no_bits(q_idx, k_idx.shape[1])
+    _launch(q_idx, k_idx, w_idx, bias, None, k_max, scores, cu_seqlens, settings, bits, ends)
+    return bits, ends, query_spans(ends, k_idx.shape[1])
+
+
+def _launch(
+    q_idx, k_idx, w_idx, bias, counts, k_max, scores, cu_seqlens, settings, out: Tensor, ends: Tensor | None
+) -> None:
+    """Fill lists, or bits and ends."""
     q_idx, k_idx = alike(q_idx, k_idx)
     counts = None if counts is None else counts.contiguous()
     sizes = index_sizes(q_idx)
@@ -419,14 +472,13 @@ def _select(q_idx, k_idx, w_idx, bias, counts, k_max, rule, scores, cu_seqlens, 
     buffer, scratch = (
         torch.empty(programs, sizes["BQ"], 2, n, dtype=torch.int32, device=q_idx.device) for n in (size, 1)
     )
-    indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
+    rule, *numbers = settings
     select_tuned[(programs,)](
-        q_idx, k_idx, w_idx.contiguous(), bias.contiguous(), counts, indices, buffer, scratch, table,
-        boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), len(table), q_idx.shape[-1] ** -0.5, *settings,
-        K_MAX=k_max, RULE=rule, PACKED=cu_seqlens is not None, SCORES=scores,
+        q_idx, k_idx, w_idx.contiguous(), bias.contiguous(), counts, out, ends, buffer, scratch, table,
+        boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), len(table), q_idx.shape[-1] ** -0.5, *numbers,
+        K_MAX=k_max, WIDTH=out.shape[2], RULE=rule, PACKED=cu_seqlens is not None, SCORES=scores,
         CAPACITY=size, ROWS=max(1, min(sizes["BQ"], PRUNED // size)), **sizes,
     )  # fmt: skip
-    return indices
 
 
 def _capacity(k_max: int, keys: int) -> int:

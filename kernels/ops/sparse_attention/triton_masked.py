@@ -72,13 +72,25 @@ def selection_of(indices: Tensor, keys: int) -> Selection:
 @operator
 def _selection(indices: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     batch, queries, places = indices.shape
-    indices, blocks = indices.contiguous(), triton.cdiv(keys, BLOCK.value)
-    int32 = {"dtype": torch.int32, "device": indices.device}
-    bits = torch.zeros(batch, queries, 4 * triton.cdiv(keys, 128), **int32)
-    ends, spans = torch.empty(batch, queries, 2, **int32), torch.empty(batch, blocks, 2, **int32)
-    _set_bits[(batch * queries,)](indices, bits, ends, places, bits.shape[2], keys, BN=1024)
+    bits, ends = no_bits(indices, keys)
+    _set_bits[(batch * queries,)](indices.contiguous(), bits, ends, places, bits.shape[2], keys, BN=1024)
+    return bits, ends, query_spans(ends, keys)
+
+
+def no_bits(x: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+    """Bits of a `Selection` of x's queries [B, Tq, ...] among `keys` keys, none set, and room for its `keys`."""
+    int32 = {"dtype": torch.int32, "device": x.device}
+    bits = torch.zeros(*x.shape[:2], 4 * triton.cdiv(keys, 128), **int32)
+    return bits, torch.empty(*x.shape[:2], 2, **int32)
+
+
+def query_spans(ends: Tensor, keys: int) -> Tensor:
+    """`queries` of a `Selection` from its `keys`, ends [B, Tq, 2]."""
+    batch, queries, _ = ends.shape
+    blocks = triton.cdiv(keys, BLOCK.value)
+    spans = torch.empty(batch, blocks, 2, dtype=torch.int32, device=ends.device)
     _query_spans[(blocks, batch)](ends, spans, queries, blocks, BN=1024)
-    return bits, ends, spans
+    return spans
 
 
 @triton.jit
@@ -299,7 +311,7 @@ def _tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
 
 _KEYS = ["G", "K", "V"]
 # The last ones are for wide heads and fp32, whose tiles fill the shared memory sooner.
-_BY_QUERY = _tiles((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 3), (64, 32, 4, 1), (32, 32, 4, 1))
+_BY_QUERY = _tiles((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 1), (32, 32, 4, 1))
 forward_tuned = Tuned(_masked_forward, _BY_QUERY, _KEYS)
 query_gradient_tuned = Tuned(_masked_query_gradient, _BY_QUERY, _KEYS)
 key_gradients_tuned = Tuned(
@@ -308,7 +320,6 @@ key_gradients_tuned = Tuned(
         triton.Config({"BQ": queries}, num_warps=warps, num_stages=stages)
         for queries, warps, stages in (
             (64, 4, 2),
-            (128, 4, 3),
             (64, 4, 3),
             (128, 8, 2),
             (32, 4, 1),

@@ -32,6 +32,20 @@ def test_it_equals_its_definition_with_all_gradients(n, m, eps, dtype):
     assert_agree(*pair, inputs(n, m, dtype=dtype))
 
 
+@pytest.mark.parametrize("gain", [0.1, 1e3], ids=["capped", "free"])
+def test_a_cap_is_the_formula_and_has_its_gradients(gain):
+    x, phi, scale, bias = inputs(3, 9)
+    skew = phi[6:].view(3, 3, -1) - phi[6:].view(3, 3, -1).transpose(0, 1)
+    bound = scale[2].abs() * 1.5 * (skew / 2).norm() * phi.shape[1] ** 0.5
+    wanted = scale * torch.tensor([1, 1, gain / max(gain, float(bound))])
+    pair = [partial(joined, cap=(gain, 1.5), backend=backend) for backend in ("torch", "reference")]
+    for call in pair:
+        torch.testing.assert_close(call(x, phi, scale, bias), joined(x, phi, wanted, bias))
+    assert_agree(*pair, inputs(3, 9))
+    with pytest.raises(ValueError, match="2n \\+ n² = 24 rows, got 23"):
+        hyper_coefficients(*inputs(4, 15), cap=(0.1, 1.0))
+
+
 def test_the_definition_is_the_formula():
     x, phi, scale, bias = inputs(2, 3)
     token = x[1, 2].flatten()

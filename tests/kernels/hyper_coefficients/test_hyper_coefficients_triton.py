@@ -38,6 +38,11 @@ def test_it_equals_the_definition(size):
     assert_kernel_agrees(hyper_coefficients, inputs(*size), torch.float32)
 
 
+@pytest.mark.parametrize(("gain", "n"), [(0.1, 4), (1e3, 3)], ids=["capped", "free"])
+def test_the_cap_of_the_scale(gain, n):
+    assert_kernel_agrees(partial(hyper_coefficients, cap=(gain, 1.5)), inputs(5, n, 18, n * n), torch.float32)
+
+
 @pytest.mark.slow
 def test_streams_handed_on_bring_their_gradient():
     """The comparison gives every output a gradient; no operator but the kernel may add them."""

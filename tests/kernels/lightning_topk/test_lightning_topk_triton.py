@@ -9,6 +9,7 @@ from test_lightning_topk_op import LAST, ORDER, ORDERED, counts, indexer, scored
 from kernels import AdaptiveK, lightning_topk
 from kernels.ops.lightning_topk import triton_ops
 from kernels.ops.lightning_topk.scores import index_scores
+from kernels.ops.sparse_attention.triton_masked import selection_of
 
 CUT = packed(1, 17, 0, 4)
 
@@ -64,6 +65,21 @@ def assert_same_choice(inputs, dtype, **options):
 def test_kernels_choose_as_the_definition(case):
     inputs, options = CALLS[case]
     assert_same_choice(inputs, torch.float32, **options)
+
+
+@pytest.mark.parametrize("case", ["packed", "three tiles of keys", "ReLU", "everything"])
+def test_bits_of_the_selection_name_the_keys_of_the_lists(case):
+    """And the spans hold them: all is as if the lists had been turned into bits."""
+    inputs, options = CALLS[case]
+    given = [x.to(DEVICE, torch.float32) for x in inputs]
+    options = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    if isinstance(k := options.pop("k"), int):
+        k = AdaptiveK("none", k, 1, k)
+    lists = lightning_topk(*given, k=k, **options, backend="triton")
+    options.setdefault("scores", "sigmoid")
+    found = triton_ops.selection_triton(*given, k=k, **options)
+    for got, wanted in zip(found, selection_of(lists, given[1].shape[1]), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.slow
