@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.configuration import explain
-from experiments.configuration.compose import compose
+from experiments.configuration.compose import compose, describe_files
 from experiments.configuration.schema import Config
 from experiments.data.tasks_base import PACKAGE
 from experiments.jobs import Job, all_jobs, find_job, spelled_out
@@ -106,6 +106,7 @@ def describe_jobs() -> str:
 def help_text() -> str:
     """What --help prints: the template in conf/config.yaml, with the jobs."""
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)
+    OmegaConf.register_new_resolver("describe_files", describe_files, replace=True)
     return f"{OmegaConf.load(CONF / 'config.yaml').hydra.help.template}\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.program import ROOT, RUN
+from support.tree_copy import copy_tree
 
 from zoo import registry
 
@@ -113,6 +115,32 @@ def test_messages_name_the_command_of_the_wheel(files):
     assert said == []
 
 
+@pytest.mark.long
+def test_a_wheel_of_the_source_distribution_has_the_same_files(files, tmp_path):
+    copy_tree(tmp_path / "checkout")
+    build = (
+        "import sys; sys.path.insert(0, 'distribution'); import one_package as p; p.build_sdist(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=tmp_path / "checkout", check=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    command = (
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        packed,
+    )
+    subprocess.run(command, check=True)
+    (found,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(found) as archive:
+        assert {*archive.namelist()} == files.keys()
+
+
 ASK = """
 import json
 from archzoo.zoo import registry
@@ -155,6 +183,9 @@ def test_without_a_checkout_it_trains_reports_and_gives_runs_the_checkouts_names
         for block in registry.blocks(kind).values()
     }
     assert json.loads(run(python, "-c", ASK)) == checkout
+    told = re.findall(r"^ +(/\S+)", run(archzoo, "--help"), re.MULTILINE)  # files that --help names are there
+    assert [Path(name).is_relative_to(packages / PACKAGE) for name in told] == [True, True]
+    assert all(Path(name).exists() for name in told)
     few = (
         "trainer.max_steps=4",
         "trainer.val_every=2",

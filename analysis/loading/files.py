@@ -227,8 +227,9 @@ def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[st
         _dig(summary, f"state_bytes.{row['seq_len']}"), "Int64", "state_bytes"
     )
     identity = _identity(folder)
-    row["setting"] = _setting(identity, row, leave_out=("seed",))
-    row["sweep"] = _setting(identity, row, leave_out=("seed", *RATES))
+    # Each seed may have begun with weights of its own, start.sha256; `results` tells apart those that did not.
+    row["setting"] = _setting(identity, row, leave_out=("seed", "sha256"))
+    row["sweep"] = _setting(identity, row, leave_out=("seed", "sha256", *RATES))
     return row | (_options(identity) if identity else {}), problems
 
 

@@ -468,9 +468,19 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
     frame["mfu"], frame["task"] = plausible_mfu(frame["mfu"]), task_names(frame)
-    frame = frame.join(_option_columns(rows, frame.index))
+    frame = _apart_by_weights(frame.join(_option_columns(rows, frame.index)))
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
+
+
+def _apart_by_weights(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs, with other settings where a seed has several first weights: those are not the seeds of one setting."""
+    if (weights := "start.sha256") in frame:
+        for key in ("setting", "sweep"):
+            of_a_seed = frame.groupby([key, "seed"])[weights].transform("nunique")
+            several = of_a_seed.groupby(frame[key]).transform("max") > 1
+            frame.loc[several, key] += frame.loc[several, weights].fillna("").str[:12]
+    return frame
 
 
 def _option_columns(rows: list[dict], index: pd.Index) -> pd.DataFrame:

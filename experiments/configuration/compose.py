@@ -21,7 +21,7 @@ from experiments.configuration.explain import OPTIONS, unused_options
 from experiments.configuration.hydra_settings import Composed
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
-from experiments.system.paths import BLOCKS, CONF
+from experiments.system.paths import BLOCKS, CONF, IN_WHEEL, ROOT
 from zoo import registry
 from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
 from zoo.errors import UserError
@@ -44,6 +44,7 @@ def compose(
     """
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
+    OmegaConf.register_new_resolver("describe_files", describe_files, replace=True)
     OmegaConf.register_new_resolver(
         "architectures", lambda: ",".join(presets_to_compare()), replace=True
     )  # in its sweeps
@@ -68,6 +69,18 @@ def compose(
         for line in unused_options(words, configs):
             notify(line)
     return configs
+
+
+def describe_files() -> str:
+    """The lines of --help about files that say more; of a wheel, which brings no pages, by their whole paths."""
+    files = {
+        "experiments/configuration/schema.py": "what every key means (for blocks: zoo/)",
+        ".docs/reference/keys.html": "the same as a page, with the blocks' keys (make docs writes it)",
+        "conf/": "the files behind model=, size=, data= and +experiment=",
+    }
+    if IN_WHEEL:
+        files = {str(ROOT / name): about for name, about in files.items() if not name.startswith(".")}
+    return "\n".join(f"  {name:<52} {about}" for name, about in files.items())
 
 
 def check_recipe(recipe: str | None, data: str | None) -> None:

@@ -181,7 +181,8 @@ class TrainerConfig:
     recompute: activation checkpointing: what the backward pass computes again to save memory: none, full (whole layers)
         or selective (residual arithmetic and indexers, see zoo.recompute).
     recompute_block: layers recomputed together (null: the number that needs least memory by count).
-    loggers: further loggers, "tensorboard" or "wandb".
+    loggers: further loggers, "tensorboard", "wandb" or "mlflow", into the run folder (MLflow: to MLFLOW_TRACKING_URI,
+        where that is set). They have the metric rows, the configuration, and the summary's figures.
     devices: devices per machine that train the run together, one process each. Not part of a run's identity; nor are
         nodes, strategy and reshard.
     nodes: machines that train the run together (docs/devices.md says how they connect).
@@ -209,7 +210,7 @@ class TrainerConfig:
     keep_steps: list[int] = field(default_factory=list)
     recompute: str = limited("none", choices=MODES)
     recompute_block: int | None = limited(None, least=1)
-    loggers: list[str] = limited([], choices=("tensorboard", "wandb"))
+    loggers: list[str] = limited([], choices=("tensorboard", "wandb", "mlflow"))
     tokens_per_parameter: float | None = limited(None, above=0)
     devices: int = limited(1, least=1)
     nodes: int = limited(1, least=1)

@@ -249,7 +249,7 @@ def _rates(study: str) -> dict[str, float]:
 
 # What cannot work. A key's own limits stand beside it (zoo.options.limited); data and devices check themselves.
 
-_LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
+_LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
 """Packages of a logger, of which one is needed."""
 
 

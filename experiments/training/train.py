@@ -26,6 +26,7 @@ from experiments.data.task_set import TaskBatches
 from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
+from experiments.planning.identity import leaves
 from experiments.planning.plan import Plan, describe
 from experiments.runs import METRICS, MetricLog, find_weights, read_metrics, step_of
 from experiments.scoring.text import score_best
@@ -194,14 +195,49 @@ def make_loggers(config: Config, folder: Path) -> Any:
         return False
     loggers: list[Any] = []
     if "tensorboard" in config.trainer.loggers:
-        loggers.append(pl.loggers.TensorBoardLogger(str(folder), name="tensorboard", version=""))
+        place = {"name": "tensorboard", "version": "", "default_hp_metric": False}
+        loggers.append(pl.loggers.TensorBoardLogger(str(folder), **place))
     if "wandb" in config.trainer.loggers:
         loggers.append(
             pl.loggers.WandbLogger(
                 project="archzoo", group=config.name, name=folder.name, save_dir=str(folder)
             )
         )
+    if "mlflow" in config.trainer.loggers:
+        place = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlflow").absolute().as_uri()
+        loggers.append(_mlflow(config.name, folder.name, place))
     return loggers or False
+
+
+def _mlflow(experiment: str, run: str, place: str) -> Any:
+    """MLflow's logger of a run, which goes on where an earlier attempt has logged it."""
+    os.environ.setdefault(
+        "MLFLOW_ALLOW_FILE_STORE", "true"
+    )  # a folder, which newer versions ask to be allowed
+    names = {"experiment_name": experiment, "run_name": run, "tracking_uri": place}
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(place)
+    if (found := client.get_experiment_by_name(experiment)) is not None:
+        before = client.search_runs([found.experiment_id], f"attributes.run_name = '{run}'")
+        names |= {"run_id": before[0].info.run_id} if before else {}
+    return pl.loggers.MLFlowLogger(**names)
+
+
+def configured(planned: Plan) -> dict[str, Any]:
+    """A run's configuration as loggers have it: all that decides its result, and what its text is called."""
+    return dict(leaves({"name": planned.config.name, "text": planned.config.data.name, **planned.identity}))
+
+
+def figures(summary: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a summary as loggers have them: summary/parameters, summary/test/loss, ..."""
+    settings = ("schema", "seed", "model", "recipe", "start", "machine", "data")
+    found = leaves({key: value for key, value in summary.items() if key not in settings})
+    return {
+        f"summary/{key.removeprefix('metrics.').replace('.', '/')}": float(value)
+        for key, value in found
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def silence_lightning() -> None:
@@ -263,11 +299,22 @@ class Attempt:
 
         point = callbacks.latest_checkpoint(folder.checkpoints, check)
         self.exports.resumed = 0 if point is None else step_of(point)
+        self.loggers = trainer.loggers
+        for logger in trainer.loggers:
+            logger.log_hyperparams(configured(self.planned))
         try:
             trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
         except SystemExit as stop:  # Lightning's answer to Ctrl-C; the command line prints the message
             raise (stop.__context__ or stop) from None
         self.steps = trainer.global_step
+
+    def tell_loggers(self, summary: dict[str, Any]) -> None:
+        """Hand the summary's figures to the other loggers, and end what they have open."""
+        for logger in self.loggers:
+            logger.log_metrics(figures(summary), self.steps)
+            logger.finalize("success")
+            if isinstance(logger, pl.loggers.WandbLogger):
+                logger.experiment.finish()  # lest the next run of this process go on with it
 
     def _trainer(self, config: Config, folder: Path) -> pl.Trainer:
         t = config.trainer
@@ -318,10 +365,11 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     if not group.is_main():
         return {}
     seconds = time.perf_counter() - began - attempt.utilisation.seconds
-    summary = summarise(attempt, metrics, seconds)
+    summary = {**summarise(attempt, metrics, seconds), "workers": workers, "load": load}
+    attempt.tell_loggers(summary)
     if group.sequence() is None:  # one device holds a whole sequence
         _notify(planned, corpus, device)
-    return {**summary, "workers": workers, "load": load}
+    return summary
 
 
 def _notify(planned: Plan, corpus: Corpus | TaskSet, device: torch.device) -> None:

@@ -237,3 +237,19 @@ def test_the_records_of_selections_in_a_folder_of_experiments_are_read_together(
     assert list(load_results(tmp_path / "tuesday").selection["model"]) == ["mla"]
     shutil.copytree(tmp_path / "tuesday", tmp_path / "wednesday")
     assert list(load_results(tmp_path).selection["model"]) == ["kda", "mla"], "a copy adds no trial"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weights", "labels"),
+    [("ab", {"transformer"}), ("aa", {"transformer"}), ("abb", {"start.sha256=a", "start.sha256=b"})],
+)
+def test_each_seed_may_begin_with_weights_of_its_own(tmp_path, write_run, weights, labels):
+    """And is a seed of one model then; two weights of one seed are two models."""
+    for i, first in enumerate(weights):
+        run = write_run(tmp_path / f"exp{i}", seed=i % 2)
+        identity = json.loads((run / "identity.json").read_text())
+        (run / "identity.json").write_text(json.dumps({**identity, "start": {"sha256": first}}))
+    runs = load_results(tmp_path).runs
+    assert runs["setting"].nunique() == len(labels)
+    assert all(any(said in label for label in runs["label"]) for said in labels)

@@ -43,12 +43,8 @@ MAY_CHANGE_NOTHING = (
         "data.text_column",
     ),
     *(f"data.{key}" for key in hub.KEYS),
-    *(
-        "start.",
-        "optim.lr_study",
-        "match",
-        "trainer.tokens_per_parameter",
-    ),  # a start without weights is refused
+    "start.",  # without weights it is refused
+    *("optim.lr_study", "match", "trainer.tokens_per_parameter"),
 )
 # What a command does, and no complete run shows.
 LEAVES_NO_TRACE = {"progress", "max_minutes", "pause_at", "checkpoint_every", "tokens_per_parameter"}

@@ -155,7 +155,7 @@ REFUSED = (
     {"trainer__recompute": "some"},
     {"trainer__strategy": "zero"},
     {"model__backend": "tritn"},
-    {"trainer__loggers": ["tensorboard", "mlflow"]},
+    {"trainer__loggers": ["tensorboard", "comet"]},
     {"evaluate__splits": ["train"]},
     {"name": ""},
     {"name": "a/b"},
