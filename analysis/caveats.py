@@ -197,6 +197,8 @@ def _other_problems(results: Results) -> list[str]:
 
 SIZE = ("depth", "d_model")
 OTHER = {
+    "optimizer": "optimiser",
+    "schedule": "schedule",
     "warmup_steps": "steps of warm-up",
     "weight_decay": "weight decay",
     "clip": "gradient norm limit",
@@ -205,6 +207,8 @@ OTHER = {
     "pack": "packing",
 }
 """Settings of a recipe, beside budget, steps and rates, that compared models should share."""
+BEFORE = {"optimizer": "adamw", "schedule": "cosine"}
+"""What runs had that do not say."""
 
 
 def recipe_caveats(runs: pd.DataFrame) -> list[str]:
@@ -262,6 +266,7 @@ def _steps(runs: pd.DataFrame) -> list[str]:
 
 
 def _others(runs: pd.DataFrame) -> list[str]:
+    runs = runs.fillna(BEFORE)
     differing = [name for name in OTHER if runs[name].nunique(dropna=False) > 1]
     each = (f"{OTHER[name]} {counted(runs[name].astype('str').fillna('none'))}" for name in differing)
     return [f"unequal recipes: {'; '.join(each)}."] if differing else []

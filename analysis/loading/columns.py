@@ -196,7 +196,11 @@ RUN_COLUMNS: tuple[Column, ...] = (
     _setting("lr_min", "float64", "recipe.lr_min", "", "final learning rate"),
     Column("lr_study", "str", "recipe.lr_study", "", "study that selected the rate", optional=True),
     _setting("warmup_steps", "Int64", "recipe.warmup_steps", "steps", "linear warm-up"),
-    _setting("weight_decay", "float64", "recipe.weight_decay", "", "AdamW weight decay"),
+    Column("optimizer", "str", "recipe.optimizer", "", "optimiser; empty in old runs: adamw", optional=True),
+    Column(
+        "schedule", "str", "recipe.schedule", "", "learning-rate schedule; in old runs cosine", optional=True
+    ),
+    _setting("weight_decay", "float64", "recipe.weight_decay", "", "weight decay"),
     _setting("clip", "float64", "recipe.clip", "", "gradient norm limit", optional=True),
     _setting("precision", "str", "recipe.precision", "", "training precision"),
     Column("parameters", "Int64", "parameters", "", "parameters, tied ones once"),

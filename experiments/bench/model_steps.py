@@ -11,8 +11,9 @@ from torch import Tensor
 
 from experiments.configuration.schema import Config
 from experiments.data.tasks_base import IGNORE
+from experiments.optimisation import make_optimizer
 from experiments.parallel.group import pick_precision
-from experiments.training.lightning_modules import clip_gradients, make_optimizer
+from experiments.training.lightning_modules import clip_gradients
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.interfaces import set_step

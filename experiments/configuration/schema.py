@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.data import SPLITS, TASKS, TOKENIZERS, DataConfig
 from experiments.data.config import OF_TEXT
+from experiments.optimisation import OPTIMIZERS, SCHEDULES
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.matching import MATCHES
@@ -125,8 +126,12 @@ class StartConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW with linear warm-up and cosine decay.
+    """The optimiser, and its learning rate: linear warm-up, then a decay.
 
+    name: adamw, or muon: Muon for the matrices of layers, AdamW for the rest, at one rate.
+    schedule: cosine, linear, wsd (lr until the last decay_share of training) or constant (lr_min is not used).
+    decay_share: with schedule=wsd, the share of the steps after the warm-up over which lr falls to lr_min.
+    momentum: Muon's momentum.
     lr: peak learning rate, reached after the warm-up.
     lr_min: final learning rate, at trainer.max_steps.
     lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that all rates of a sweep have one schedule shape (null:
@@ -151,6 +156,10 @@ class OptimConfig:
     eps: float = limited(1e-8, above=0)
     lr_min_ratio: float | None = added(None, before=None, least=0, most=1)
     lr_study: str | None = added(None, before=None)
+    name: str = added("adamw", before="adamw", choices=lambda: list(OPTIMIZERS))
+    schedule: str = added("cosine", before="cosine", choices=tuple(SCHEDULES))
+    decay_share: float = added(0.2, before=0.2, above=0, most=1)
+    momentum: float = added(0.95, before=0.95, least=0, below=1)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import LiveBytes
+from experiments.optimisation import make_optimizer
 from experiments.parallel.group import pick_device, pick_precision
 from zoo.context import Context
 from zoo.interfaces import set_step
@@ -22,9 +23,9 @@ from zoo.model import LanguageModel, on_fake_tensors
 from zoo.recompute import Recompute
 
 FOOTNOTE = (
-    "Parameters, their gradients and AdamW's moments are fp32. Activations are the peak of one micro-batch, forward\n"
-    "and backward, by PyTorch's own operators; fused kernels need less. An allocator's fragmentation, workspaces and\n"
-    "the process itself come on top."
+    "Parameters, their gradients and the optimiser's state are fp32. Activations are the peak of one micro-batch,\n"
+    "forward and backward, by PyTorch's own operators; fused kernels need less. An allocator's fragmentation,\n"
+    "workspaces and the process itself come on top."
 )
 
 BUCKET = 25 * 2**20
@@ -40,7 +41,7 @@ class DeviceMemory:
 
         parameters    what the device holds of them
         gradients     what it holds of them, and of DDP the buckets that they are summed in (on CPUs copied twice)
-        optimizer     AdamW's two moments
+        optimizer     its state: of AdamW two moments
         gathered      of FSDP: the embedding, norm and head; of layers the one at work and the next (ZeRO-2: all), and
                       two layers in the flat buffers that parameters are gathered into and gradients are summed in
         activations   the most that a micro-batch's forward and backward pass holds at once, the logits included
@@ -79,10 +80,12 @@ def device_memory(config: Config) -> DeviceMemory:
         activations = _activations(model, config, half=precision == "bf16")
         whole = _bytes(model)
         if devices == 1:
-            return DeviceMemory("one process", precision, whole, whole, 2 * whole, 0, activations)
+            state = _optimizer_state(model, config)
+            return DeviceMemory("one process", precision, whole, whole, state, 0, activations)
         if t.strategy != "fsdp":
             copies = 0 if pick_device(config.device).type == "cuda" else 2 * min(whole, BUCKET)
-            return DeviceMemory("ddp", precision, whole, 2 * whole + copies, 2 * whole, 0, activations)
+            state = _optimizer_state(model, config)
+            return DeviceMemory("ddp", precision, whole, 2 * whole + copies, state, 0, activations)
         layers = [_bytes(layer) for layer in model.layers]
         two = sum(sorted(layers)[-2:])
         gathered = whole - sum(layers) + (two if t.reshard else sum(layers)) + two
@@ -132,6 +135,15 @@ def _last_of(ranks: int) -> Iterator[Any]:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+
+
+def _optimizer_state(model: LanguageModel, config: Config) -> int:
+    """What the optimiser keeps, without the counts of its steps."""
+    optimizer = make_optimizer(model, config.optim)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return sum(x.nbytes for kept in optimizer.state.values() for x in kept.values() if x.dim())
 
 
 def _drop_gradient(parameter: Tensor) -> None:

@@ -309,13 +309,20 @@ def _check_place(config: Config) -> None:
 
 
 def _check_schedule(config: Config) -> None:
-    """Refuse steps beyond the last one, and a lowest rate above the highest."""
+    """Refuse steps beyond the last one, rates in the wrong order, and options of another optimiser or schedule."""
     optim, last = config.optim, config.trainer.max_steps
     beyond = [step for step in config.trainer.keep_steps if not 1 <= step <= last]
     if beyond:
         raise UserError(f"trainer.keep_steps has {beyond[0]}; give steps from 1 to trainer.max_steps={last}")
     if optim.lr_min > optim.lr:
         raise UserError(f"optim.lr_min={optim.lr_min} is above optim.lr={optim.lr}; lower it")
+    for key, value, needed in (("momentum", optim.name, "muon"), ("decay_share", optim.schedule, "wsd")):
+        if getattr(optim, key) != getattr(OptimConfig, key) and value != needed:
+            raise UserError(f"optim.{key} means nothing with {value}, only with {needed}; leave it out")
+    if optim.name != "adamw" and config.trainer.strategy == "fsdp":
+        raise UserError(
+            f"optim.name={optim.name} needs whole matrices, which trainer.strategy=fsdp cuts; take trainer.strategy=ddp"
+        )
 
 
 def _check_scores(config: Config) -> None:

@@ -1,12 +1,11 @@
 """The Lightning modules, next-token prediction and the answers of a task, and how they are optimised.
 
-With AdamW's parameter groups, the learning-rate schedule, gradient clipping, and the search for the origin of a NaN.
+With the search for the origin of a NaN.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from experiments.configuration.schema import Config, OptimConfig, StartConfig
+from experiments.configuration.schema import Config, StartConfig
 from experiments.data import Batches
 from experiments.data.task_set import TaskBatches
 from experiments.data.tasks_base import IGNORE
+from experiments.optimisation import lr_factor, make_optimizer
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
 from experiments.parallel.replicated import sums_gradients
@@ -25,7 +25,7 @@ from experiments.parallel.sharded import clip, sum_whole_gradients, whole
 from experiments.scoring.tasks import accuracies
 from experiments.training import pl
 from zoo.context import Context
-from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters, set_step
+from zoo.interfaces import grouped_parameters, set_step
 from zoo.io import card
 from zoo.model import LanguageModel
 from zoo.modules import Gate
@@ -174,7 +174,7 @@ class LanguageModelling(pl.LightningModule):
         return loss, aux, {} if right is None else accuracies(right, own["targets"], step)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW, and the learning-rate schedule that is advanced every step."""
+        """The optimiser, and the learning-rate schedule that is advanced every step."""
         optimizer = make_optimizer(self.model, self.config.optim)
         steps = self.config.trainer.max_steps
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -290,28 +290,6 @@ class _Stream(IterableDataset):
             yield from ({**batch, STEP: together} for batch in step)
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """One group for every (clipping group, learning rate, decay or not) that the model's parts ask for.
-
-    Weights of projections and embeddings decay; gains, biases, convolutions and the rest do not, unless their module
-    says so (zoo.interfaces). The model's own group comes first: its learning rate is the one in metric rows.
-    """
-    groups: dict[tuple[ParameterGroup, bool], dict[int, nn.Parameter]] = {(MAIN, True): {}, (MAIN, False): {}}
-    for parameter, asked, decays in grouped_parameters(model):
-        groups.setdefault((asked, decays), {})[id(parameter)] = parameter
-    return [
-        {
-            "params": list(parameters.values()),
-            "weight_decay": config.weight_decay if decays else 0.0,
-            "clip_group": asked.clip,
-            "lr": config.lr * asked.lr_scale,
-            "initial_lr": config.lr * asked.lr_scale,
-        }
-        for (asked, decays), parameters in groups.items()
-        if parameters
-    ]
-
-
 def resting(model: nn.Module, start: StartConfig, done: float) -> Iterator[nn.Parameter]:
     """The parameters that do not learn while this share of the steps is done: in its stages all but some of them."""
     if done >= start.indexer + start.gates:
@@ -322,30 +300,6 @@ def resting(model: nn.Module, start: StartConfig, done: float) -> Iterator[nn.Pa
     for parameter, group_of, _ in grouped_parameters(model):
         if group_of.clip.partition(" ")[0] not in learning and id(parameter) not in kept:
             yield parameter
-
-
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the parameter groups; the fused form where it exists."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
-
-
-def lr_factor(step: int, config: OptimConfig, max_steps: int) -> float:
-    """Learning rate at optimiser step `step` (from 0), as a factor of every group's initial one.
-
-    Linear warm-up over warmup_steps, then lr_min + ½(lr − lr_min)(1 + cos π·progress), reaching lr_min at max_steps.
-    """
-    warmup = min(config.warmup_steps, max_steps)
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, max_steps - warmup)
-    floor = config.lr_min / config.lr
-    return floor + 0.5 * (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:

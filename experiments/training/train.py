@@ -100,6 +100,8 @@ def _recipe(config: Config, precision: str) -> dict[str, Any]:
         "accumulate": t.accumulate,
         "tokens_per_step": config.tokens_per_step,
         "precision": precision,
+        "optimizer": o.name,
+        "schedule": o.schedule,
         "lr": o.lr,
         "lr_min": o.lr_min,
         "lr_study": o.lr_study,

@@ -71,6 +71,8 @@ SUMMARY = {
         "lr": 3e-3,
         "lr_min": 3e-4,
         "warmup_steps": 30,
+        "optimizer": "adamw",
+        "schedule": "cosine",
         "weight_decay": 0.1,
         "clip": 1.0,
         "precision": "32",

@@ -51,6 +51,8 @@ TEXT = {
     "lr": 3e-3,
     "lr_min": 3e-4,
     "warmup_steps": 30,
+    "optimizer": "adamw",
+    "schedule": "cosine",
     "weight_decay": 0.1,
     "clip": 1.0,
     "precision": "fp32",

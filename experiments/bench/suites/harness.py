@@ -21,11 +21,12 @@ from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import Utilisation
+from experiments.optimisation import lr_factor, make_optimizer
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs import MetricLog
 from experiments.system.processes import Bar
 from experiments.training import callbacks, pl
-from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
+from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.train import make_batches, make_model, make_trainer, silence_lightning
 from zoo.interfaces import set_step
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import math
 
@@ -12,10 +14,11 @@ from support.program import Lab, last_checkpoint, steady_rows
 from experiments import data
 from experiments.compare.trials import with_settings
 from experiments.configuration.schema import Config, OptimConfig
+from experiments.optimisation import lr_factor, make_optimizer, parameter_groups
 from experiments.planning.plan import plan, resolve_lr_min
 from experiments.runs import RunFolder
 from experiments.scoring.text import score_split
-from experiments.training.lightning_modules import clip_gradients, lr_factor, parameter_groups
+from experiments.training.lightning_modules import clip_gradients
 from zoo import LanguageModel, ModelConfig, load
 
 
@@ -28,6 +31,103 @@ def test_only_projections_and_embeddings_decay():
     assert all(p.dim() == 2 for p in decaying["params"])
     assert all("norm" in names[id(p)] for p in rest["params"])
     assert {"embedding.weight", "head.weight"} <= {names[id(p)] for p in decaying["params"]}
+
+
+def orthogonal(update: torch.Tensor) -> torch.Tensor:
+    """Five steps of Newton and Schulz in bf16, as Muon's authors take them."""
+    x = update.bfloat16()
+    x = x.T if len(update) > len(update.T) else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+    return x.T if len(update) > len(update.T) else x
+
+
+def test_muon_takes_the_matrices_of_layers_and_adamw_the_rest():
+    config = OptimConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.9)
+    torch.manual_seed(0)
+    model = LanguageModel(
+        ModelConfig(pattern="CF", depth=2, d_model=32, n_heads=2), vocab_size=50, seq_len=16
+    )
+    alone = copy.deepcopy(model)
+    adamw = make_optimizer(alone, dataclasses.replace(config, name="adamw"))
+    inside = ("proj", "gate.weight", "up.weight", "down.weight")
+    matrices = [n for n, p in model.named_parameters() if p.dim() == 2 and any(part in n for part in inside)]
+    wanted = {n: p.detach().clone() for n, p in model.named_parameters() if n in matrices}
+    assert len(matrices) > 8
+    moments = {n: torch.zeros_like(p) for n, p in wanted.items()}
+    optimizer = make_optimizer(model, config)
+    for _ in range(3):
+        for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+            if name in wanted:
+                moment = moments[name].lerp_(p.grad, 1 - 0.9)
+                scale = 0.02 * 0.2 * math.sqrt(max(p.shape))
+                update = orthogonal(p.grad.lerp(moment, 0.9)).float()
+                wanted[name] = wanted[name] * (1 - 0.02 * 0.1) - scale * update
+        optimizer.step()
+        adamw.step()
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), wanted.get(name, q.detach()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimiser_goes_on_from_its_checkpoint_bit_for_bit(name: str, tmp_path):
+    config = OptimConfig(name=name)
+
+    def made() -> tuple[LanguageModel, torch.optim.Optimizer]:
+        model = LanguageModel(ModelConfig(pattern="F", depth=1), vocab_size=50, seq_len=16)
+        return model, make_optimizer(model, config)
+
+    def steps(model: LanguageModel, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+        for number in numbers:
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+            optimizer.step()
+
+    whole, first, second = made(), made(), made()
+    steps(*whole, range(6))
+    steps(*first, range(3))
+    torch.save([part.state_dict() for part in first], tmp_path / "point")
+    for part, state in zip(second, torch.load(tmp_path / "point", weights_only=True), strict=True):
+        part.load_state_dict(state)
+    steps(*second, range(3, 6))
+    for p, q in zip(whole[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle", "late"),
+    [("cosine", 0.55, None), ("linear", 0.55, 0.19), ("wsd", 1.0, 0.55), ("constant", 1.0, 1.0)],
+)
+def test_schedules_fall_from_the_warm_up_to_the_lowest_rate(schedule: str, middle: float, late: float | None):
+    config = OptimConfig(lr=1e-2, lr_min=1e-3, warmup_steps=10, schedule=schedule)
+    rates = [lr_factor(step, config, 110) for step in range(111)]
+    assert rates[4] == 0.5
+    assert rates[10] == 1.0
+    assert rates[60] == pytest.approx(middle)
+    assert late is None or rates[100] == pytest.approx(late)
+    assert rates[110] == pytest.approx(1.0 if schedule == "constant" else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["optim.name=muno"], "adamw, muon"),
+        (["optim.momentum=0.8"], "only with muon"),
+        (["optim.decay_share=0.5"], "only with wsd"),
+        (["optim.name=muon", "trainer.strategy=fsdp"], "take trainer.strategy=ddp"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_or_an_option_without_effect_is_refused(
+    lab: Lab, words: list[str], says: str
+):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert lab.left_behind() == []
 
 
 def test_learning_rate_schedule_against_the_closed_form():

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from experiments.configuration.schema import OptimConfig
-from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer, parameter_groups
+from experiments.optimisation import lr_factor, make_optimizer, parameter_groups
+from experiments.training.lightning_modules import clip_gradients
 from zoo import LanguageModel, ModelConfig
 from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters
 

@@ -30,6 +30,7 @@ from support.steady import (
 )
 
 from experiments.costs import model_costs, peak_flops
+from experiments.planning import plan as plan_module
 from experiments.planning.plan import plan
 from experiments.runs import MetricLog, RunFolder, RunPaused, read_metrics
 from experiments.system.paths import ROOT
@@ -295,7 +296,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             )
             yield f"  recorded {planned.folder.failure()['message'] if planned.folder.failed else 'nothing'}"
         for keys in ({}, {"match": "params"}, {"match": "flops"}, {"match": "flops", "match_length": 99}):
-            yield f"{keys}: matched at {train._match_length(changed(config, **keys))}"
+            yield f"{keys}: matched at {plan_module._match_length(changed(config, **keys))}"
 
     check(RECORDED / "processes.txt", masked(list(lines()), {str(place): "<place>"}))
 
