@@ -86,7 +86,11 @@ def test_splits_of_a_text_may_have_suffixes_of_their_own(config, tmp_path, stem,
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("corpus.train", bytes(range(256))), ("train.gz", gzip.compress(b"a\0b", mtime=0)), ("train.gz", b"no gzip")],
+    [
+        ("corpus.train", bytes(range(256))),
+        ("train.gz", gzip.compress(b"a\0b", mtime=0)),
+        ("train.gz", b"no gzip"),
+    ],
 )
 def test_a_suffix_that_is_a_splits_name_does_not_make_a_text(config, tmp_path, name, content):
     folder = write(tmp_path / "t", {"test.txt": PARTS["test"], "README.md": PARTS["train"]})
