@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,8 @@ class Block:
     """Queries [first, last) of q and the keys [begin, end) that any of them sees.
 
     visible: bool [C, S], C = last − first, S = end − begin: whether a query sees a key, itself and the past of
-    its own sequence; own: int64 [C], the query's own place among the S keys.
+    its own sequence; own: int64 [C], the query's own place among the S keys; starts: int64 [S], where each key's
+    sequence begins, counted from `begin`.
     """
 
     first: int
@@ -94,6 +95,7 @@ class Block:
     end: int
     visible: Tensor
     own: Tensor
+    starts: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
         """The block's part of x [B, Tq, ...]."""
@@ -104,21 +106,34 @@ class Block:
         return x[:, self.begin : self.end]
 
 
-def query_blocks(queries: int, keys: int, size: int, cu_seqlens: Tensor | None, device) -> Iterator[Block]:
+def query_blocks(
+    queries: int,
+    keys: int,
+    size: int,
+    cu_seqlens: Tensor | None,
+    device: torch.device,
+    at: Sequence[int] | None = None,
+) -> Iterator[Block]:
     """Cut the queries into blocks of `size`. Query i stands at position i + keys − queries.
 
-    cu_seqlens: int32 [N+1] for packed sequences (then queries = keys), read on the host.
+    cu_seqlens: int32 [N+1] for packed sequences (then queries = keys), read on the host; at: rising positions of other
+    queries.
     """
-    offset = keys - queries
+    at = range(keys - queries, keys) if at is None else at
     starts = sequence_starts(cu_seqlens, keys, device)
     ends = [0] if cu_seqlens is None else cu_seqlens.tolist()
-    for first in range(0, queries, size):
-        last = min(first + size, queries)
-        begin = max(end for end in ends if end <= first + offset)
-        position = torch.arange(first + offset, last + offset, device=device)
-        key = torch.arange(begin, last + offset, device=device)
+    for first in range(0, len(at), size):
+        some = at[first : first + size]
+        begin, last = max(end for end in ends if end <= some[0]), some[-1] + 1
+        even = isinstance(some, range)
+        position = (
+            torch.arange(some.start, some.stop, some.step, device=device)
+            if even
+            else torch.tensor(some, device=device)
+        )
+        key = torch.arange(begin, last, device=device)
         seen = (key <= position[:, None]) & (key >= starts[position][:, None])
-        yield Block(first, last, begin, last + offset, seen, position - begin)
+        yield Block(first, first + len(some), begin, last, seen, position - begin, starts[begin:last] - begin)
 
 
 def block_size(numbers_a_query: int, device: torch.device) -> int:

@@ -32,10 +32,17 @@ from kernels.triton_common.tuning import Tuned
 
 # Loads, scales and biases, and sizes, for all kernels.
 
-TOKEN_TILES = [
-    triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
-    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 8, 2), (128, 64, 8, 3), (32, 64, 8, 3))
-]
+
+def _token_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
+        for tokens, width, warps, stages in sizes
+    ]
+
+
+TOKEN_TILES = _token_tiles((64, 64, 4, 3), (64, 32, 8, 2), (128, 64, 8, 3), (32, 64, 8, 3))
+# Larger ones would spill: the weight's gradient stays in registers.
+STREAM_TILES = _token_tiles((64, 32, 8, 2), (32, 64, 8, 3), (32, 32, 4, 3))
 
 
 @triton.jit
@@ -190,7 +197,7 @@ def _streams_backward(
 
 _ROWS = [triton.Config({"BT": tokens}, num_warps=warps) for tokens, warps in ((64, 4), (32, 4), (16, 2))]
 _numbers_tuned = Tuned(_numbers_backward, _ROWS, ["BN"])
-_streams_tuned = Tuned(_streams_backward, TOKEN_TILES, ["K", "BN", "PRECISION"])
+_streams_tuned = Tuned(_streams_backward, STREAM_TILES, ["K", "BN", "PRECISION"])
 
 
 def numbers_gradients(

@@ -40,6 +40,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "selected": {"warmup": 0, "k_base": 3, "head_width": 6},
         "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
         "scaled": {"warmup": 0, "k_base": 3, "rope_dim": 4, **LONGER},
+        "shared": {"warmup": 0, "k_base": 5, "share": 3},
+        "blocks": {"warmup": 0, "k_base": 7, "share": 4, "key_block": 2, "adaptive": "none"},
         "relu": {
             "warmup": 0,
             "adaptive": "none",

@@ -13,6 +13,7 @@ from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
 from zoo.interfaces import Dims, grouped_parameters, set_step
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
+from zoo.modules.caches import join_states, select_sequences
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
 
@@ -68,6 +69,31 @@ def test_decoding_reads_only_the_selected_rows():
     keys[:, :, unread], values[:, :, unread] = torch.nan, torch.nan
     step, _ = made.extend(x[:, -1:], state)
     torch.testing.assert_close(step[:, 0], run(made, x)[0][:, -1])
+
+
+CHOICES = [(1, 4), (3, 1), (16, 3)]
+
+
+@pytest.mark.parametrize(("share", "key_block"), CHOICES)
+@torch.no_grad()
+def test_shared_choices_of_blocks_decode_as_they_read_and_see_no_future(share, key_block):
+    """Cut anywhere, in tiles too; sequences of a batch put together, and packed ones."""
+    made, x = mixer(k_base=3, k_max=5, share=share, key_block=key_block).eval(), inputs(2, 40)
+    whole, _ = run(made, x)
+    for cuts in ([1] * 40, [7, 1, 1, 20, 1, 10], [3, 37]):
+        state, found = made.init_state(2, dtype=torch.float64), []
+        for part in x.split(cuts, 1):
+            y, state = made.extend(part, state)
+            found.append(y)
+            state = join_states([select_sequences(state, torch.tensor([i])) for i in range(2)])
+        below((torch.cat(found, 1) - whole).abs().max(), 1e-9, str(cuts))
+    changed = x.clone()
+    changed[:, 23:] += 1
+    torch.testing.assert_close(run(made, changed)[0][:, :23], whole[:, :23], rtol=0, atol=1e-12)
+    assert not torch.allclose(mixer(k_base=3, k_max=5).eval()(x, Context.of(x[..., 0]))[0], whole)
+    together, _ = run(made, x[:1], torch.tensor([0, 17, 40], dtype=torch.int32))
+    apart = torch.cat([run(made, part)[0] for part in x[:1].split([17, 23], 1)], 1)
+    torch.testing.assert_close(together, apart)
 
 
 @torch.no_grad()
@@ -221,6 +247,8 @@ def test_a_compiled_model_follows_the_warm_up():
         ({"index_width": 0}, "gsa.index_width=0"),
         ({"reference_variance": 0.0}, "gsa.reference_variance=0.0"),
         ({"warmup": -1}, "gsa.warmup=-1"),
+        ({"share": 0}, "gsa.share=0"),
+        ({"key_block": 0}, "gsa.key_block=0"),
     ],
 )
 def test_errors_name_what_is_wrong(options, message):

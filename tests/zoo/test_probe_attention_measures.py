@@ -107,6 +107,21 @@ def test_selection():
         wanted |= at_positions("selected_keys", h, lambda b, t, sets=sets: len(sets[b, t]))
         distances = [t - s for (_, t), keys in sets.items() for s in keys]
         wanted["selected_distance", h, "", None, None] = distances
+        alike = {
+            (b, t): len({*keys} & {*sets[b, t - 1]}) / len({*keys} | {*sets[b, t - 1]})
+            for (b, t), keys in sets.items()
+            if t
+        }
+        wanted |= at_positions("selected_overlap", h, lambda b, t, alike=alike: alike[b, t], since=1)
+        for size in (2, 16):
+            tiles = [
+                [sets[b, t] for t in range(start, start + size)]
+                for b in range(BATCH)
+                for start in range(0, TIME - size + 1, size)
+            ]
+            wanted[f"selected_union_{size}", h, "", None, None] = [
+                len(set().union(*tile)) * size / sum(map(len, tile)) for tile in tiles
+            ]
         held = {
             (b, t): sum(float(dense[b, g, t, s]) for g in range(HEADS) for s in keys) / HEADS
             for (b, t), keys in sets.items()

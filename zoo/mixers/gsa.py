@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import kernels
 from kernels.autograd import gated
 from kernels.dispatch import autocasts, in_autocast_dtype
+from kernels.ops.lightning_topk.scores import continued
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, ParameterGroup, StepBuffer
@@ -212,10 +213,12 @@ class GSAConfig(PartialRopeOptions):
     fewest tokens that a rule may give a query (None: k_base/8); k_max: most tokens that a rule may give a query (None:
     2·k_base); adaptive: how k follows the variance v of a query's scores: "inverse", k_base·√(reference_variance/v),
     fewer tokens where scores discriminate; "seed", k_base·(1 + beta·softplus(v)), as the OrthGSA document writes it;
-    "none", k_base; beta: how strongly k grows with the variance under adaptive=seed; reference_variance: the variance
-    at which adaptive=inverse gives k_base; output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate:
-    gate G2, v ⊙ σ(x·W + b), on the values; warmup: steps of dense attention, at most a tenth of the training;
-    aux_weight: weight of the indexer's loss.
+    "none", k_base; share: queries of a tile, counted from their sequence's first token, of which the first chooses for
+    all, and each also reads the tile's tokens up to its own (1: each chooses); key_block: tokens of a block, of which
+    the indexer chooses whole ones by their best token, ⌈k_t/key_block⌉ of them (1: single tokens); beta: how strongly k
+    grows with the variance under adaptive=seed; reference_variance: the variance at which adaptive=inverse gives
+    k_base; output_gate: gate G1, o ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the
+    values; warmup: steps of dense attention, at most a tenth of the training; aux_weight: weight of the indexer's loss.
 
     Rotary positions by the options of RopeOptions and rope_dim; the indexer's, which has all of its channels rotated,
     by the same frequencies.
@@ -241,6 +244,8 @@ class GSAConfig(PartialRopeOptions):
     head_width: int | None = added(None, before=None)
     qkv_bias: bool = added(False, before=False)
     qk_norm: bool = added(False, before=False)
+    share: int = added(1, before=1)
+    key_block: int = added(1, before=1)
 
 
 @register_mixer(
@@ -269,11 +274,12 @@ class GSA(GroupedQueryMixer):
         S_t = top-k_t of I_t over s ≤ t, t itself in it              k_t from the variance of I_t (AdaptiveK)
         o_t = Σ_{s ∈ S_t} softmax_s(q_t·k_s/√K) · v_s,               y = (o ⊙ σ(x·W_G1 + b))·W_o
 
-    By option q, k and v have biases, and q and k an RMSNorm per head before the rotation. The indexer reads x without
-    passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the mean over queries of KL(p_t ‖
-    softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up attention is dense, in evaluation too,
-    and the loss runs over all s ≤ t; afterwards both run over S_t. Work: T²·H^I·d_I for the indexer and T·k·H·K for
-    attention. Decode state: keys, values and index keys.
+    By option one query chooses for a tile, S_t = S_f ∪ {f + 1, …, t} with f the tile's first token, and keys are chosen
+    in whole blocks, by the best of each. By option q, k and v have biases, and q and k an RMSNorm per head before the
+    rotation. The indexer reads x without passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the
+    mean over queries of KL(p_t ‖ softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up attention
+    is dense, in evaluation too, and the loss runs over all s ≤ t; afterwards both run over S_t. Work: T²·H^I·d_I for
+    the indexer and T·k·H·K for attention. Decode state: keys, values and index keys.
     """
 
     state_options = ("head_width",)
@@ -284,6 +290,9 @@ class GSA(GroupedQueryMixer):
         heads = dims.heads(config.n_heads)
         super().__init__("gsa", dims, config, heads, default_kv_heads=default_kv_heads(heads))
         self.k = sizes(config, dims.seq_len)
+        self.choice = {"share": config.share, "key_block": config.key_block}
+        # A shard may begin within a tile, whose first query another rank has.
+        self.context_parallel = config.share == 1
         self.aux_weights = {"indexer_kl": config.aux_weight}
         index_width = 4 * math.ceil(dims.d_model / 48) if config.index_width is None else config.index_width
         rotate = replace(self.rotate, width=None) if config.index_rope else None
@@ -328,12 +337,19 @@ class GSA(GroupedQueryMixer):
         return kernels.sparse_attention(q, k, v, indices, gate_logits=gate, **options), {}
 
     def _select(self, indexer: IndexerOutput, options: dict) -> Tensor:
-        return kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
+        options = {"scores": self.indexer.scores, **self.choice, **options}
+        return kernels.lightning_topk(*indexer, k=self.k, **options)
 
     def _learn(
         self, q: Tensor, k: Tensor, v: Tensor, indexer: IndexerOutput, gate: Tensor | None, options: dict
     ) -> tuple[Tensor, Aux]:
-        options = {"rule": self.k, "gate_logits": gate, "scores": self.indexer.scores, **options}
+        options = {
+            "rule": self.k,
+            "gate_logits": gate,
+            "scores": self.indexer.scores,
+            **self.choice,
+            **options,
+        }
         o, loss = kernels.indexed_attention(q, k, v, *indexer, self.indexer.tau(), **options)
         return o, {"indexer_kl": loss}
 
@@ -344,12 +360,20 @@ class GSA(GroupedQueryMixer):
         return {"indexer_kl": kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
+        """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I].
+
+        Where queries share a choice, also that of the tile in progress.
+        """
         shape = (batch_size, self.kv_heads, capacity, self.width)
         keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
         wide = torch.promote_types(dtype, torch.float32)
         index = torch.zeros(batch_size, capacity, self.indexer.width, device=device, dtype=wide)
-        return RowCache(keys, values, index)
+        if self.choice["share"] == 1:
+            return RowCache(keys, values, index)
+        block = self.choice["key_block"]
+        width = -(-self.k.widest // block) * block
+        chosen = torch.full((batch_size, width), -1, dtype=torch.int32, device=device)
+        return ChoiceCache(keys, values, index, choice=chosen)
 
     def extend(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         """The next tokens: x [B, T, D] -> (y [B, T, D], the cache with their rows)."""
@@ -389,14 +413,69 @@ class GSA(GroupedQueryMixer):
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
             o = kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
             return gated(o, gate)
-        options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
-        indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
+        select = functools.partial(self._select_next, bias, index)
+        indices = (
+            select(q_idx, w_idx) if self.choice["share"] == 1 else self._shared(cache, select, q_idx, w_idx)
+        )
         if q.shape[1] == 1:
             form = "reference" if self.backend == "reference" else "auto"  # it has no others
             o = kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
             return gated(o, gate)
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
         return kernels.sparse_attention(q, keys, values, indices, gate_logits=gate, backend=self.backend)
+
+    def _select_next(self, bias: Tensor, index: Tensor, q_idx: Tensor, w_idx: Tensor) -> Tensor:
+        return self._select((q_idx, index, w_idx, bias), {"backend": self.backend})
+
+    def _shared(
+        self, cache: ChoiceCache, select: Callable[..., Tensor], q_idx: Tensor, w_idx: Tensor
+    ) -> Tensor:
+        """What the cache's last tokens q_idx [B, T, ...] read, by the choice of the tile in progress and new ones."""
+        share, width, time = self.choice["share"], cache.choice.shape[-1], q_idx.shape[1]
+        at = torch.arange(cache.appended - time, cache.appended, device=q_idx.device)
+        begun = min(time, -(cache.appended - time) % share)
+        choice = cache.choice[:, None].expand(-1, begun, -1)
+        found = [continued(choice, at[:begun] // share * share, at[:begun], share)]
+        if begun < time:
+            found.append(select(q_idx[:, begun:], w_idx[:, begun:]))
+            first = (cache.appended - 1) // share * share - (cache.appended - time) - begun
+            cache.choice = found[1][:, first, :width].clone()
+        return torch.cat(found, 1)
+
+
+class ChoiceCache(RowCache):
+    """Rows of all tokens, and what the first query of the tile in progress has chosen, int32 [B, n], −1 behind."""
+
+    def __init__(self, *storage: Tensor, choice: Tensor) -> None:
+        super().__init__(*storage)
+        self.choice = choice
+
+    def select(self, index: Tensor) -> ChoiceCache:
+        """A cache of the sequences index [n] alone, with copies of their rows."""
+        out = super().select(index)
+        out.choice = self.choice[index.to(self.choice.device)]
+        return out
+
+    def join(self, caches: Sequence[ChoiceCache]) -> ChoiceCache:
+        """A cache of the sequences of several caches, this one among them, all of as many tokens."""
+        out = super().join(caches)
+        out.choice = torch.cat([cache.choice for cache in caches])
+        return out
+
+    def nbytes(self) -> int:
+        """Bytes in storage."""
+        return super().nbytes() + self.choice.nbytes
+
+    def fill(self, tokens: int) -> None:
+        """Fill an empty cache with rows of zeros, the last of which are chosen."""
+        super().fill(tokens)
+        latest = torch.arange(tokens - 1, tokens - 1 - self.choice.shape[1], -1, device=self.choice.device)
+        self.choice.copy_(latest.clamp_min(-1))
+
+    def _with(self, storage: tuple[Tensor, ...]) -> ChoiceCache:
+        out = ChoiceCache(*storage, choice=self.choice)
+        out.start, out.stop, out.appended = self.start, self.stop, self.appended
+        return out
 
 
 def check(config: GSAConfig) -> None:
@@ -408,7 +487,7 @@ def check(config: GSAConfig) -> None:
             f"gsa.scores=relu has no bound that gsa.adaptive={config.adaptive} could go by; "
             "set gsa.adaptive=none, which keeps k_base tokens"
         )
-    for key, least in (("index_heads", 1), ("index_width", 1), ("warmup", 0)):
+    for key, least in (("index_heads", 1), ("index_width", 1), ("warmup", 0), ("share", 1), ("key_block", 1)):
         at_least(getattr(config, key), least, f"gsa.{key}")
     for key in ("beta", "reference_variance"):
         positive(getattr(config, key), f"gsa.{key}")

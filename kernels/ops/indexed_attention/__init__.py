@@ -23,7 +23,7 @@ from kernels.ops.indexed_attention.torch_ops import (
     indexed_attention_torch,
     refuses_numba,
 )
-from kernels.ops.lightning_topk import AdaptiveK, refuses_selection
+from kernels.ops.lightning_topk import AdaptiveK, choice_options, refuses_selection
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_gate
 from kernels.triton_common import lazily, refusal
@@ -35,6 +35,7 @@ def _refuses(
     q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *_args,
     rule: AdaptiveK, **_options,
 ) -> str | None:  # fmt: skip
+    # Of tiles of queries and blocks of keys PyTorch selects, and all else is the same.
     unselected = refuses_selection(q_idx, k_idx, w_idx, bias, k_max=rule.widest)
     return unselected or refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
 
@@ -66,6 +67,8 @@ def indexed_attention(
     scale: float | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
+    share: int = 1,
+    key_block: int = 1,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Attention to the keys that the lightning indexer selects, and the indexer's loss: one training step's work.
@@ -86,6 +89,8 @@ def indexed_attention(
     scale       None: K^(−1/2)
     scores      "sigmoid" or "relu", as in `lightning_topk`
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
+    share, key_block   as in `lightning_topk`: one choice for a tile of queries, blocks of keys; the rest is as without
+                them, and runs as three operations (on a GPU PyTorch selects)
     backend     auto, numba (fp32 on a CPU, Tq = Tk, nothing packed), torch (fused or not, by cost), triton (what auto
                 takes on a GPU; the loss of fewer queries than keys, which has no Triton form, by its torch form), and
                 reference (the three operations' forms of that name)
@@ -119,5 +124,6 @@ def indexed_attention(
         "scale": scale,
         "scores": scores,
         "cu_seqlens": cu_seqlens,
+        **choice_options("indexed_attention", q, k, share, key_block, cu_seqlens),
     }
     return OPERATION(q, k, v, q_idx, k_idx, w_idx, bias, tau, **options, backend=backend)

@@ -97,9 +97,11 @@ def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
         scale: float | None = None,
         scores: str = "sigmoid",
         cu_seqlens: Tensor | None = None,
+        **choice: int,
     ) -> tuple[Tensor, Tensor]:
         indexer, options = (q_idx, k_idx, w_idx, bias), {"cu_seqlens": cu_seqlens, "backend": backend}
-        indices = lightning_topk(*indexer, k=rule, scores=scores, **options)
+        selects = {**options, "backend": "torch"} if choice and backend == "triton" else options
+        indices = lightning_topk(*indexer, k=rule, scores=scores, **selects, **choice)
         o = sparse_attention(q, k, v, indices, gate_logits=gate_logits, scale=scale, **options)
         if backend == "triton" and q.shape[1] < k.shape[1]:
             options["backend"] = "torch"  # the loss of fewer queries than keys has no Triton form

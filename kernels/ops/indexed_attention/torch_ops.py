@@ -194,14 +194,16 @@ def indexed_attention_torch(
     scale: float | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
+    **choice: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute `kernels.indexed_attention`: fused where a mask over all keys is cheaper than copies of the selected.
 
     q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI],
     bias [HI], tau [], gate_logits [B, Tq, H, V] or None -> o [B, Tq, H, V] in q's dtype, the loss [] in at least fp32.
     """
-    options = {"rule": rule, "gate_logits": gate_logits, "scale": scale, "scores": scores}
-    compute = functools.partial(fused, form="torch") if _fuses(q, k, rule, cu_seqlens) else composed("torch")
+    options = {"rule": rule, "gate_logits": gate_logits, "scale": scale, "scores": scores, **choice}
+    fuses = not choice and _fuses(q, k, rule, cu_seqlens)
+    compute = functools.partial(fused, form="torch") if fuses else composed("torch")
     return compute(q, k, v, q_idx, k_idx, w_idx, bias, tau, cu_seqlens=cu_seqlens, **options)
 
 
@@ -220,11 +222,13 @@ indexed_attention_numba = functools.partial(fused, form="numba")
 
 
 def refuses_numba(
-    q: Tensor, k: Tensor, v: Tensor, *indexer: Tensor, cu_seqlens: Tensor | None = None, **_options
+    q: Tensor, k: Tensor, v: Tensor, *indexer: Tensor, cu_seqlens: Tensor | None = None, **options
 ) -> str | None:
     """Return why Numba cannot serve a call of `indexed_attention`, None if it can."""
     if q.shape[1] != k.shape[1]:
         return f"needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}"
     if cu_seqlens is not None:
         return "takes no packed sequences"
+    if "share" in options:
+        return "selects single keys for every query"
     return refusal(q, k, v, *indexer)

@@ -625,15 +625,18 @@ def _key_gradient(call: _Call, sums: _Sums) -> Tensor:
     keys_tuned[(programs, SPLITS)](
         q, k, *call.indexer, *sums, parts, table, cu, *lists, call.scale, call.index_scale,
         T=q.shape[1], N=words, BLOCKS=blocks, TOKENS=q.shape[0] * q.shape[1], BS=BLOCK, SCORES=call.scores,
-        **_tiles(call, _queries_of_keys(call.indexer[0])),
+        **_tiles(call, _queries_of_keys(call)),
     )  # fmt: skip
     return sum_rows(parts, torch.float32)
 
 
-def _queries_of_keys(q_idx: Tensor) -> int:
-    """Queries of a tile of the kernel by key: their index heads fill a product's rows, fewer where heads are wide."""
-    heads, width = q_idx.shape[2:]
-    rows = 2 * MOST_ROWS if width <= 64 else MOST_ROWS
+def _queries_of_keys(call: _Call) -> int:
+    """Queries of a tile of the kernel by key: their index heads fill a product's rows.
+
+    Fewer where heads are wide or all keys are seen, as threads would have no room for more.
+    """
+    heads, width = call.indexer[0].shape[2:]
+    rows = 2 * MOST_ROWS if width <= 64 and call.keys != "all" else MOST_ROWS
     return max(1, min(64, rows // triton.next_power_of_2(heads)))
 
 

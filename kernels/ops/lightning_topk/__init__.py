@@ -1,7 +1,7 @@
 """The lightning indexer's selection: for each query, the keys that it attends to, by a cheap score.
 
     I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence
-    S_t  = {t} ∪ the k_t − 1 other s of highest I_ts
+    S_t  = {t} ∪ the k_t − 1 other s of highest I_ts          by option one choice for a tile of queries, blocks of keys
 
 Here are the public function, its checks, its backends and its work for a roofline.
 
@@ -30,11 +30,21 @@ MOST_HEADS, MOST_KEPT = 128, 8192
 
 
 def refuses_selection(
-    q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *, k_max: int, **_options
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k_max: int,
+    share: int = 1,
+    key_block: int = 1,
+    **_options,
 ) -> str | None:
     """Why Triton cannot select at most k_max keys for q_idx [B, Tq, HI, DI], None if it can; the rest as below."""
     if q_idx.shape[2] > MOST_HEADS:
         return f"needs at most {MOST_HEADS} index heads, got {q_idx.shape[2]}"
+    if share > 1 or key_block > 1:
+        return f"selects single keys for every query, got share={share}, key_block={key_block}"
     if k_max > MOST_KEPT:
         return f"needs k_max of at most {MOST_KEPT}, got {k_max}"
     return refusal(q_idx, k_idx, w_idx, bias, widths=(q_idx.shape[-1],))
@@ -61,6 +71,8 @@ def lightning_topk(
     k_max: int | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
+    share: int = 1,
+    key_block: int = 1,
     backend: str = "auto",
 ) -> Tensor:
     """Select the keys that each query attends to, by the lightning indexer's scores.
@@ -79,10 +91,14 @@ def lightning_topk(
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
     scores      "sigmoid": σ(z) = 1/(1 + e^−z), or "relu": σ(z) = max(z, 0)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, triton (candidate buffers; what auto takes on a GPU), torch (blocks of
+    share       queries of a tile, counted from their sequence's first token: f, the first of them, selects for all,
+                S_t = S_f ∪ {f + 1, …, t}, so that no choice looks ahead. Tk − Tq is then a multiple of it
+    key_block   keys of a block, counted likewise: the ⌈k_t/key_block⌉ blocks whose best key ranks highest, t's own
+                among them, are selected whole, up to t
+    backend     auto, triton (candidate buffers; share = key_block = 1; what auto takes on a GPU), torch (blocks of
                 queries), reference (one query at a time)
-    returns     int32 [B, Tq, k_max], positions along the (packed) axis from the latest, t, to the earliest, −1
-                where unused
+    returns     int32 [B, Tq, n], n = ⌈k_max/key_block⌉·key_block + share − 1: positions along the (packed) axis from
+                the latest, t, to the earliest, −1 where unused
 
     Scores in at least fp32, products summed in fp64 (triton: fp32), so that equal keys get equal scores and tie.
     Scores are ranked in fp32: those of a sigmoid as I_ts/Σ_j w_tj in steps of 2^−40; those of a ReLU, which have no
@@ -102,7 +118,28 @@ def lightning_topk(
     if isinstance(k, Tensor):
         _check_counts(k, q_idx)
     options = {"k": k, "k_max": k_max, "scores": scores, "cu_seqlens": cu_seqlens}
+    options |= choice_options("lightning_topk", q_idx, k_idx, share, key_block, cu_seqlens)
     return OPERATION(q_idx, k_idx, w_idx, bias, **options, backend=backend)
+
+
+def choice_options(
+    name: str, q: Tensor, k: Tensor, share: int, key_block: int, cu_seqlens: Tensor | None
+) -> dict[str, int]:
+    """The options share and key_block for a form's call, none where both are 1, as every form has these.
+
+    Raises ValueError for one below 1, and for queries q [B, Tq, ...] among keys k [B, Tk, ...] that begin in a tile.
+    """
+    if share < 1 or key_block < 1:
+        raise ValueError(
+            f"{name} needs share ≥ 1 and key_block ≥ 1, got share={share}, key_block={key_block}"
+        )
+    ahead = k.shape[1] - q.shape[1]
+    if cu_seqlens is None and ahead % share:
+        raise ValueError(
+            f"{name} with share={share} needs Tk − Tq to be a multiple of it, got {ahead}: the first query of a tile "
+            "selects for it"
+        )
+    return {} if share == key_block == 1 else {"share": share, "key_block": key_block}
 
 
 def _widest(k: Tensor | int | AdaptiveK) -> int:

@@ -21,15 +21,24 @@ def lightning_topk_reference(
     k_max: int,
     scores: str,
     cu_seqlens: Tensor | None = None,
+    share: int = 1,
+    key_block: int = 1,
 ) -> Tensor:
-    """Select S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: int32 [B, Tq, k_max]."""
+    """Select S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: int32 [B, Tq, n].
+
+    By option of the tile's first query and the tokens since, and whole blocks of keys.
+    """
     q_idx, k_idx, w_idx, bias = wide(q_idx, k_idx, w_idx, bias)
     batch, queries, keys = *q_idx.shape[:2], k_idx.shape[1]
     starts = sequence_starts(cu_seqlens, keys, q_idx.device).tolist()
-    out = torch.full((batch, queries, k_max), -1, dtype=torch.int32)
+    out = torch.full((batch, queries, -(-k_max // key_block) * key_block + share - 1), -1, dtype=torch.int32)
     for b in range(batch):
         for i in range(queries):
             t = i + keys - queries
+            since = (t - starts[t]) % share
+            if since:
+                out[b, i, 0], out[b, i, 1:] = t, out[b, i - 1, :-1]
+                continue
             seen = range(starts[t], t + 1)
             with without_autocast(q_idx):
                 similar = q_idx[b, i].double() @ k_idx[b, seen.start : seen.stop].double().T
@@ -43,8 +52,13 @@ def lightning_topk_reference(
             order = sorted(
                 seen, key=lambda s, t=t, rank=ranks, first=seen.start: (s == t, rank[s - first], s)
             )
-            best = sorted(order[-count:], reverse=True)
-            out[b, i, :count] = torch.tensor(best, dtype=torch.int32)
+            best = order[-count:]
+            if key_block > 1:
+                # blocks in the order of their best keys; of the chosen ones all keys that the query sees
+                ordered = list(dict.fromkeys((s - seen.start) // key_block for s in reversed(order)))
+                chosen = set(ordered[: -(-count // key_block)])
+                best = [s for s in seen if (s - seen.start) // key_block in chosen]
+            out[b, i, : len(best)] = torch.tensor(sorted(best, reverse=True), dtype=torch.int32)
     return out.to(q_idx.device)
 
 

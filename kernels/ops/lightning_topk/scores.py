@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +118,44 @@ def _ordered_bits(scores: Tensor) -> Tensor:
     size = (bits & 0x7FFFFFFF) >> 1
     size = torch.where(bits < 0, -size, size).masked_fill_(scores.isnan(), (1 << 30) - 1)
     return size.add_(1 << 30).to(torch.int64)
+
+
+# One choice for a tile of queries, and keys in blocks.
+
+
+def tile_starts(queries: int, keys: int, share: int, cu_seqlens: Tensor | None) -> Sequence[int]:
+    """Positions of the first queries of all tiles of `share`, which are counted from each sequence's first token."""
+    if cu_seqlens is None:
+        return range(keys - queries, keys, share)
+    bounds = cu_seqlens.tolist()
+    return [t for begin, end in itertools.pairwise(bounds) for t in range(begin, end, share)]
+
+
+def continued(choice: Tensor, first: Tensor, position: Tensor, share: int) -> Tensor:
+    """What queries read by the choice of their tile's first one: {first + 1, …, t} and then the choice itself.
+
+    choice int32 [B, C, n], −1 behind; first and position int64 [C]: of the tile's first query and of the query t.
+    Returns int32 [B, C, n + share − 1], from the latest to the earliest, then −1.
+    """
+    width = choice.shape[-1]
+    place = torch.arange(width + share - 1, device=choice.device) - (position - first)[:, None]
+    older = choice.gather(-1, place.clamp(0, width - 1).expand(len(choice), -1, -1))
+    # place −1 is the tile's second token, first + 1
+    newer = (first[:, None] - place).to(choice.dtype)
+    return torch.where(place < 0, newer, torch.where(place < width, older, -1))
+
+
+def blocks_of_keys(block: Block, size: int) -> Tensor:
+    """The places of keys in blocks of `size` of their own sequence, int64 [blocks + 1, size], rising.
+
+    S where a block is short, and in the last row, which is no block.
+    """
+    place = torch.arange(len(block.starts), device=block.starts.device)
+    number = place - block.starts
+    row = (number % size == 0).cumsum(0) - 1
+    rows = torch.full((int(row[-1]) + 2, size), len(place), device=place.device)
+    rows[row, number % size] = place
+    return rows
 
 
 def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,9 +17,12 @@ from kernels.ops.lightning_topk.scores import (
     FIRST,
     AdaptiveK,
     best_first,
+    blocks_of_keys,
+    continued,
     index_scores_alike,
     newest_scores,
     ranks,
+    tile_starts,
     variances,
     wide,
 )
@@ -60,20 +65,23 @@ def lightning_topk_torch(
     k_max: int,
     scores: str,
     cu_seqlens: Tensor | None = None,
+    share: int = 1,
+    key_block: int = 1,
 ) -> Tensor:
     """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator.
 
-    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, k_max].
+    q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI], k [B, Tq] or a rule -> int32 [B, Tq, n].
     """
     inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
     if only_sizes(q_idx):
         counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
         rule = rule or AdaptiveK("none", 1, 1, 1)
         settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
-        return lightning_topk_op(*inputs, counts, *settings, k_max, scores, cu_seqlens)
-    if q_idx.shape[1] == 1 and cu_seqlens is None:
+        return lightning_topk_op(*inputs, counts, *settings, k_max, scores, cu_seqlens, share, key_block)
+    if q_idx.shape[1] == 1 and cu_seqlens is None and share == key_block == 1:
         return lightning_topk_step(*inputs, k=k, k_max=k_max, scores=scores)
-    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
+    options = {"cu_seqlens": cu_seqlens, "share": share, "key_block": key_block}
+    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, scores=scores, **options)
 
 
 @torch.no_grad()
@@ -87,18 +95,33 @@ def lightning_topk_blocks(
     k_max: int,
     scores: str,
     cu_seqlens: Tensor | None,
+    share: int = 1,
+    key_block: int = 1,
 ) -> Tensor:
-    """Selected keys int32 [B, Tq, k_max], one block of queries after another; memory T·k_max and T a block."""
+    """Selected keys int32 [B, Tq, n], one block of queries after another; memory T·n and T a block."""
     batch, queries, heads, _ = q.shape
-    size = block_size(batch * heads * k_idx.shape[1], q.device)
-    out = torch.empty(batch, queries, k_max, dtype=torch.int32, device=q.device)
+    keys = k_idx.shape[1]
+    starts = None
+    if share > 1:  # only the first query of a tile selects
+        starts = tile_starts(queries, keys, share, cu_seqlens)
+        row = torch.tensor(list(starts), device=q.device) - (keys - queries)
+        q, w, k = q[:, row], w[:, row], k[:, row] if isinstance(k, Tensor) else k
+    size = block_size(batch * heads * keys, q.device)
+    width = -(-k_max // key_block) * key_block
+    out = torch.empty(batch, q.shape[1], width, dtype=torch.int32, device=q.device)
+    select = _select if key_block == 1 else functools.partial(_select_blocks, key_block)
     with without_autocast(q):
-        for block in query_blocks(queries, k_idx.shape[1], size, cu_seqlens, q.device):
+        for block in query_blocks(queries, keys, size, cu_seqlens, q.device, at=starts):
             weights = block.rows(w)
             raw = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias, scores)
             counts = block.rows(k) if isinstance(k, Tensor) else k(variances(raw, block.visible, heads))
-            block.rows(out).copy_(_select(ranks(raw, weights, scores), counts, k_max, block))
-    return out
+            block.rows(out).copy_(select(ranks(raw, weights, scores), counts, k_max, block))
+    if share == 1:
+        return out
+    query = torch.arange(queries, device=q.device)
+    tile = torch.searchsorted(row, query, right=True) - 1
+    offset = keys - queries
+    return continued(out[:, tile], row[tile] + offset, query + offset, share)
 
 
 @torch.no_grad()
@@ -136,6 +159,25 @@ def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
 
 
+def _select_blocks(size: int, rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
+    """Positions [B, C, ⌈k_max/size⌉·size] in the blocks of keys with the highest ranks [B, C, S], counts [B, C].
+
+    A block has the rank of its best key; the query's own is the first, and holds no key after the query.
+    """
+    rows, keys = blocks_of_keys(block, size), rank.shape[-1]
+    rank = F.pad(best_first(rank, block), (0, 1), value=-1)
+    rank = rank[..., rows[:-1]].amax(-1)
+    most = -(-k_max // size)
+    counts = torch.minimum(-(-counts.clamp(1, k_max) // size), (rank >= 0).sum(-1))
+    best = best_places if rank.device.type == "cpu" else _top_places
+    chosen = rows.flip(-1)[best(rank, counts, most).long()].flatten(-2)
+    # keys after the query, and places without a key, stand in the first block alone
+    hidden = (chosen[..., :size] > block.own[:, None]).sum(-1, keepdim=True)
+    place = torch.arange(most * size, device=rank.device) + hidden
+    chosen = F.pad(chosen, (0, size), value=keys).gather(-1, place)
+    return torch.where(chosen == keys, -1, chosen + block.begin).to(torch.int32)
+
+
 def _top_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
     """Places of the `counts` [B, C] highest ranks [B, C, S], latest first, int32 [B, C, k_max], −1 where unused."""
     take = min(k_max, rank.shape[-1])
@@ -167,21 +209,27 @@ def lightning_topk_op(
     k_max: int,
     scores: str,
     cu_seqlens: Tensor | None,
+    share: int = 1,
+    key_block: int = 1,
 ) -> Tensor:
     """`lightning_topk_blocks` behind one operator: how many blocks there are depends on the data's shape."""
     k = AdaptiveK(rule, base, least, most, beta, reference) if counts is None else counts
-    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
+    options = {"cu_seqlens": cu_seqlens, "share": share, "key_block": key_block}
+    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, scores=scores, **options)
 
 
 @lightning_topk_op.register_fake
-def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, scores, cu_seqlens):
-    return q.new_empty(*q.shape[:2], k_max, dtype=torch.int32)
+def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, scores, cu_seqlens,
+      share=1, key_block=1):  # fmt: skip
+    width = -(-k_max // key_block) * key_block + share - 1
+    return q.new_empty(*q.shape[:2], width, dtype=torch.int32)
 
 
 @register_flop_formula(torch.ops.archzoo.lightning_topk)
-def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
-    """Scores of all Tq × Tk pairs, masked or not, as for attention."""
+def _flops(q, k_idx, *args, out_shape=None, **_options) -> int:
+    """Scores of all Tq × Tk pairs, masked or not, as for attention; of one query a tile that shares its choice."""
     batch, queries, heads, width = q
+    queries = -(-queries // (args[12] if len(args) > 12 else 1))
     return 2 * batch * queries * k_idx[1] * heads * width
 
 

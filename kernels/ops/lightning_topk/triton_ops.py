@@ -354,7 +354,7 @@ select_tuned = Tuned(
     _select,
     [
         triton.Config({"BS": size}, num_warps=warps, num_stages=stages)
-        for size, warps, stages in ((64, 4, 2), (128, 8, 2), (64, 8, 2), (128, 4, 2), (32, 4, 3))
+        for size, warps, stages in ((64, 4, 2), (128, 8, 2), (64, 8, 2), (32, 4, 3))
     ],
     ["HI", "DI", "RULE", "SCORES"],
 )

@@ -78,6 +78,20 @@ def test_the_last_queries_alone_attend_and_learn_as_among_all(backend):
     assert_agree(parts, joined(rule=FIVE), inputs)
 
 
+CHOICES = {"rule": EIGHTH, "share": 5, "key_block": 4}
+
+
+@pytest.mark.parametrize("options", [{}, {"cu_seqlens": packed(17, 0, 20)}], ids=["whole", "packed"])
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_shared_choices_of_blocks_are_the_three_operations(backend, options):
+    """Whatever "auto" would take for single keys; and Numba says why not."""
+    inputs = [x.float() if backend == "triton" else x for x in layer(1, 37)]
+    pair = [joined(backend=form, **CHOICES, **options) for form in (backend, "reference")]
+    assert_agree(*pair, inputs)
+    with pytest.raises(ValueError, match="selects single keys for every query"):
+        indexed_attention(*(x.float() for x in inputs), backend="numba", **CHOICES)
+
+
 @pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
 @pytest.mark.parametrize(("form", "dtype"), FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES)

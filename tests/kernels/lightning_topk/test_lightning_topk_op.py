@@ -90,6 +90,18 @@ CALLS = {
         signed(indexer(1, 37)),
         {"k": AdaptiveK("inverse", 6, 2, 12), "scores": "relu", "cu_seqlens": packed(1, 8, 4, 1, 23)},
     ),
+    "one choice for five": (indexer(2, 37), {"k": AdaptiveK("inverse", 6, 2, 12), "share": 5}),
+    "one choice, shorter q": (indexer(2, 37, queries=13), {"k": counts(2, 13, 7), "k_max": 7, "share": 4}),
+    "blocks of keys": (signed(indexer(2, 37)), {"k": 9, "key_block": 4, "scores": "relu"}),
+    "both, packed": (
+        indexer(1, 161, heads=2, width=3),
+        {
+            "k": AdaptiveK("inverse", 9, 2, 19),
+            "cu_seqlens": packed(1, 130, 0, 7, 1, 22),
+            "share": 16,
+            "key_block": 7,
+        },
+    ),
     "packed, adaptive": (
         indexer(1, 161, heads=2, width=3),
         {"k": AdaptiveK("inverse", 6, 2, 12), "cu_seqlens": packed(1, 130, 0, 7, 1, 22)},
@@ -109,6 +121,43 @@ def test_blocks_equal_definition(case, dtype):
         assert torch.equal(got, wanted)
     else:  # two fp32 sums may put neighbours the other way round
         assert (got == wanted).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("key_block", [1, 3])
+@pytest.mark.parametrize("share", [1, 4])
+def test_a_tile_has_the_choice_of_its_first_query_and_its_own_tokens(share, key_block):
+    """In blocks those of the best keys, whole; and each as often as k says."""
+    inputs = indexer(2, 37)
+    each = lightning_topk(*inputs, k=7)
+    found = sets(lightning_topk(*inputs, k=7, share=share, key_block=key_block))
+    scores = index_scores(*inputs)
+    for t, (got, own) in enumerate(zip(found, sets(each), strict=True)):
+        b, t = divmod(t, 37)
+        first = t // share * share
+        chosen = sets(each)[37 * b + first]
+        if key_block > 1:
+            best = [
+                float(scores[b, first, s : min(s + key_block, first + 1)].max())
+                for s in range(0, first + 1, key_block)
+            ]
+            order = sorted(range(len(best) - 1), key=best.__getitem__)[::-1]
+            blocks = {len(best) - 1, *order[: -(-min(7, first + 1) // key_block) - 1]}
+            chosen = {s for s in range(first + 1) if s // key_block in blocks}
+        assert got == chosen | set(range(first + 1, t + 1))
+        assert share > 1 or key_block > 1 or got == own
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 0}, "share ≥ 1 and key_block ≥ 1, got share=0, key_block=1"),
+        ({"share": 5}, "with share=5 needs Tk − Tq to be a multiple of it, got 32"),
+        ({"share": 4, "backend": "triton"}, "single keys for every query, got share=4, key_block=1"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lightning_topk(*indexer(1, 37, queries=5), k=4, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
