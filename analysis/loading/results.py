@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import files
@@ -130,11 +132,48 @@ def read_table(
 
     runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
-    found = _existing(runs, name, exported)
-    frame, owners, problems = gather(runs, found, lambda source: _read(source, TABLES[name]))
+    found = list(_existing(runs, name, exported))
+    together = _read_together(found, TABLES[name])
+    if together is None:
+        frame, owners, problems = gather(runs, iter(found), lambda source: _read(source, TABLES[name]))
+    else:
+        frame, owners, problems = *together, []
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
     return whole.astype({c.name: c.dtype for c in columns}), problems
+
+
+_ARROW = {"Int64": pa.int64(), "float64": pa.float64(), "str": pa.string()}
+
+
+def _read_together(
+    found: list[Source], columns: tuple[Column, ...]
+) -> tuple[pd.DataFrame, np.ndarray] | None:
+    """Read the files of runs' own folders column by column, and the row of ``runs`` of each of their rows.
+
+    None where one is an export or not quite as it is written today: then each is read by itself, ten times as slow.
+    """
+    schema = pa.schema([(column.name, _ARROW[column.dtype]) for column in columns])
+    read, rows = [], []
+    for source in found:
+        try:
+            table = pq.read_table(source.own(), use_threads=False).replace_schema_metadata(None)
+        except UNREADABLE:
+            return None
+        absent = [c.name for c in columns if c.optional and c.name not in table.column_names]
+        for name in absent:
+            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+        if source.shared or not set(schema.names) <= set(table.column_names):
+            return None
+        read.append(table.select(schema.names))
+        if any(not field.type.equals(schema.field(field.name).type) for field in read[-1].schema):
+            return None
+        rows += [(row, len(table)) for row in source.rows.values()]
+    if not read:
+        return None
+    whole = pa.concat_tables(table.cast(schema) for table in read)
+    frame = whole.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    return frame, np.repeat([row for row, _ in rows], [length for _, length in rows])
 
 
 def columns_of(path: Path, name: str) -> tuple[Column, ...]:

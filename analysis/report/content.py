@@ -327,6 +327,11 @@ class Content:
         return next((figure for figure in drawn if figure.name == "comparison"), drawn[0] if drawn else None)
 
     @property
+    def many(self) -> bool:
+        """Return whether the runs are too many to name each below every figure."""
+        return len(self.runs) > MANY
+
+    @property
     def of_text(self) -> bool:
         """Return whether some run is on text, of which there may be samples."""
         return bool(self.runs["task"].isna().any())
@@ -429,10 +434,52 @@ def _compared(table: pd.DataFrame, metric: str) -> list[Compared]:
 
 
 def _detailed(results: Results) -> pd.DataFrame:
-    runs = results.runs
+    runs, told = results.runs, [results.texts("config.yaml"), records(results)]
+    configs, probes = told if len(runs) <= MANY else map(differences, told)
     return runs.assign(
         anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
-        config=pd.Series(results.texts("config.yaml"), index=runs.index, dtype="object"),
-        probes=pd.Series(records(results), index=runs.index, dtype="object"),
+        config=pd.Series(configs, index=runs.index, dtype="object"),
+        probes=pd.Series(probes, index=runs.index, dtype="object"),
         described=runs["blocks"].map(blocks),
     )
+
+
+MANY = 100
+"""Runs above which the page carries one config whole and of the others what differs, and figures count their runs."""
+
+
+def differences(texts: Sequence[str | None]) -> list[str | None]:
+    """The first text, YAML or indented JSON, as it is; of others the lines that it has not, with their keys in full.
+
+    # as the first on this page, but for
+    optim.lr: 0.001
+    """
+    first = next((place for place, text in enumerate(texts) if text is not None), 0)
+    usual = set(_dotted(texts[first] or ""))
+    found: list[str | None] = []
+    for place, text in enumerate(texts):
+        if text is None or place == first:
+            found.append(text)
+            continue
+        own = [line for line in _dotted(text) if line not in usual]
+        found.append("\n".join([f"# as the first on this page{', but for' if own else ''}", *own]))
+    return found
+
+
+def _dotted(text: str) -> list[str]:
+    """Lines "  lr: 0.001" below "optim:" as "optim.lr: 0.001"."""
+    found, above = [], [(-1, "")]
+    for line in text.splitlines():
+        bare = line.strip().rstrip(",").replace('"', "")
+        inside = len(line) - len(line.lstrip())
+        key, colon, value = bare.partition(":")
+        if bare.startswith("-") or not colon:
+            found.append(f"{above[-1][1]}{bare}")
+            continue
+        while above[-1][0] >= inside:
+            above.pop()
+        name = f"{above[-1][1]}{key}"
+        above.append((inside, f"{name}."))
+        if value.strip() not in ("", "{", "["):
+            found.append(f"{name}:{value}")
+    return found

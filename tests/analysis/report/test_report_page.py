@@ -13,6 +13,7 @@ from support.pretended_runs import model, pretended
 
 from analysis import ResultsError, gallery, load_results, report, write_report
 from analysis.caveats import caveats
+from analysis.report.content import differences
 
 pytestmark = pytest.mark.slow
 
@@ -197,3 +198,16 @@ def test_the_first_screen_answers_in_five_sentences_and_says_first_where_nothing
     assert sentences[0].startswith(first)
     notices = source.split('<details class="notices">')[1].split("</details>")[0]
     assert f"<strong>{notices.count('<li>')} notices.</strong> One seed" in notices
+
+
+def test_of_many_configs_one_is_whole_and_others_are_what_differs():
+    first = "seed: 0\noptim:\n  lr: 0.003\n  betas:\n  - 0.9\nmodel:\n  pattern: F\n"
+    other = first.replace("0.003", "0.001").replace("seed: 0", "seed: 4")
+    assert differences([first, None, first, other]) == [
+        first,
+        None,
+        "# as the first on this page",
+        "# as the first on this page, but for\nseed: 4\noptim.lr: 0.001",
+    ]
+    record = '{\n  "seconds": 3.5,\n  "probe": {\n    "at": "best"\n  }\n}'
+    assert differences([record, record.replace("best", "last")])[1].splitlines()[1:] == ["probe.at: last"]
