@@ -55,7 +55,6 @@ _SCHEMAS: dict[str, dict[Any, Any]] = {
     FAILURE: {"message?": str},
     BLOCK_FILES: {str: str},
 }
-NOT_EXPERIMENTS = ("report", "published", "verdict")  # folders among runs and experiments that hold no runs
 NODES = ".nodes"  # in an experiment's folder: processes of several machines work in it
 
 METRIC_COLUMNS = [

@@ -108,8 +108,8 @@ class ModelConfig:
     preset: str | None = None
     pattern: str = "F"
     depth: int | None = 4
-    d_model: int = limited(64, least=1)
-    n_heads: int = limited(4, least=1)
+    d_model: int = limited(64, least=1, most=1 << 17)
+    n_heads: int = limited(4, least=1, most=1 << 12)
     tie_embeddings: bool = True
     norm_eps: float = added(1e-6, before=1e-6, above=0)
     backend: str = limited("auto", choices=lambda: ("auto", *registered_backends()))

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import math
 import operator
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from zoo.errors import UserError, unknown
 
 R = TypeVar("R")
 _BEFORE = "before"
+LARGEST = 2**31 - 1
+"""The largest size of a whole number that an option takes, where no other limit stands beside it."""
 
 
 def added(default: Any, *, before: Any, **limits: Any) -> Any:
@@ -42,7 +45,10 @@ def limited(default: Any, **metadata: Any) -> Any:
     """A dataclass field for an option with limits, which `check_limits` reads.
 
     least, most: the lowest and the highest value; above, below: values that it does not reach; choices: the values that
-    there are, or a function that returns them. None is always allowed; of a list, limits are those of its items.
+    there are, or a function that returns them; check: a function of value and key that raises UserError; text: it may
+    hold any characters. None is always allowed; of a list, limits are those of its items.
+
+    Without any: a number is finite and a whole one at most LARGEST, a string has no control characters.
     """
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -110,7 +116,7 @@ def _as_before(field: dataclasses.Field, value: Any) -> bool:
 
 
 def check_limits(config: Any, prefix: str = "") -> None:
-    """Raise UserError for a value beyond the limits beside its key, in a config dataclass or one inside it.
+    """Raise UserError for a value beyond the limits beside its key (`limited`), in a config dataclass or one inside it.
 
     prefix: what stands before its keys, "trainer.".
     """
@@ -120,6 +126,8 @@ def check_limits(config: Any, prefix: str = "") -> None:
             check_limits(value, f"{key}.")
         elif isinstance(value, list):
             for i, item in enumerate(value):
+                if isinstance(item, list | dict):
+                    raise UserError(f"{key}[{i}]={item} must be one value")
                 _check_value(item, f"{key}[{i}]", **field.metadata)
         elif value is not None:
             _check_value(value, key, **field.metadata)
@@ -133,11 +141,24 @@ def _check_value(
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+    choices: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+    check: Callable[[Any, str], object] | None = None,
+    text: bool = False,
     before: Any = None,
 ) -> None:
+    if isinstance(value, str):
+        _check_characters(value, key, text)
     if choices is not None and value not in (known := choices() if callable(choices) else choices):
         raise unknown(key, value, known)
+    if check is not None:
+        check(value, key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if (
+        isinstance(value, int) and abs(value) > LARGEST
+    ):  # else the message has only what stands beside the key
+        most = LARGEST if most is None and below is None else most
+        least = -LARGEST if least is None and above is None else least
     bounds = (
         ("at least", operator.ge, least),
         ("a number above", operator.gt, above),
@@ -145,9 +166,17 @@ def _check_value(
         ("below", operator.lt, below),
     )
     given = [(words, fits, bound) for words, fits, bound in bounds if bound is not None]
-    finite = not given or -math.inf < value < math.inf
-    if not (finite and all(fits(value, bound) for _, fits, bound in given)):
-        raise UserError(f"{key}={value} must be {' and '.join(f'{words} {x}' for words, _, x in given)}")
+    if not (-math.inf < value < math.inf and all(fits(value, bound) for _, fits, bound in given)):
+        limits = " and ".join(f"{words} {x}" for words, _, x in given) or "a finite number"
+        raise UserError(f"{key}={value} must be {limits}")
+
+
+def _check_characters(value: str, key: str, text: bool) -> None:
+    """Refuse what no file can hold, and beside texts what would control a terminal. Raises UserError."""
+    if any("\ud800" <= c <= "\udfff" for c in value):  # bytes of a command line that are no UTF-8
+        raise UserError(f"{key}={value!a} is no UTF-8; give it in UTF-8")
+    if not text and any(unicodedata.category(c) == "Cc" for c in value):
+        raise UserError(f"{key}={value!a} has control characters; leave them out")
 
 
 def at_least(value: float | None, least: float, option: str) -> None:

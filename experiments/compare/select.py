@@ -27,9 +27,9 @@ from zoo.options import check_limits
 def named_models(config: Config) -> list[Config]:
     """A configuration for every model of compare.models, in order; the one given, where none is named.
 
-    An entry is a preset and keys below `model`, of which one may have several values, a model each:
-    "kda_pure mixers.kda.head_width=4,8". Raises UserError for a preset that does not exist, and for a key or value that
-    a model cannot have.
+    An entry is a preset and keys of `model`, whole or without that word, of which one may have several values, a model
+    each: "kda_pure model.mixers.kda.head_width=4,8". Raises UserError for a preset that does not exist, and for a key
+    or value that a model cannot have.
     """
     entries = config.compare.models
     return [made for entry in entries for made in _models(config, entry)] if entries else [config]
@@ -42,7 +42,7 @@ def _models(config: Config, entry: str) -> Iterator[Config]:
         raise unknown("preset in compare.models", preset, presets)
     chosen = dataclasses.replace(config, model=presets[preset])
     given_in = f"compare.models: {entry!r}"
-    for settings in combinations([f"model.{option}" for option in options], given_in):
+    for settings in combinations([f"model.{option.removeprefix('model.')}" for option in options], given_in):
         yield with_settings(chosen, settings, given_in)
 
 

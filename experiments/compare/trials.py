@@ -14,6 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.configuration.explain import known_keys
+from experiments.configuration.hydra_settings import MOST_CELLS, unknown_key, values_of
 from experiments.configuration.schema import Config
 from experiments.planning.plan import Plan, at_rate, plan
 from experiments.training.lightning_modules import NonFinite
@@ -85,6 +87,8 @@ def _with_others(config: Config, settings: Settings, given_in: str) -> Config:
             OmegaConf.update(node, key, value)
         return OmegaConf.to_object(node)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
+        if key not in (keys := known_keys()):
+            raise UserError(f"{given_in}: {unknown_key(key, keys)}") from error
         line = str(error).splitlines()[0]
         raise UserError(f"{given_in}: {key}={value} cannot be set ({line})") from error
 
@@ -94,7 +98,14 @@ def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings
 
     Raises UserError, which names the key `given_in`, for anything but a sweep and for keys that cannot be selected.
     """
-    values = dict(_read_sweep(text, given_in) for text in grid)
+    swept = [_read_sweep(text, given_in) for text in grid]
+    values = dict(swept)
+    if len(values) < len(swept):
+        raise UserError(f"{given_in} has a key twice: {', '.join(grid)}; give all its values at once")
+    if math.prod(map(len, values.values())) > MOST_CELLS:
+        raise UserError(
+            f"{given_in}: {', '.join(grid)} has more than {MOST_CELLS:,} combinations; give fewer values"
+        )
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
 
@@ -102,7 +113,7 @@ def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings
 def _read_sweep(text: str, given_in: str) -> tuple[str, list[Any]]:
     try:
         sweep = OverridesParser.create().parse_override(text)
-        values = list(sweep.sweep_iterator()) if sweep.is_sweep_override() else [sweep.value()]
+        values = values_of(sweep) if sweep.is_sweep_override() else [sweep.value()]
     except HydraException as error:
         raise UserError(
             f"{given_in}: cannot read {text!r}; write it as a sweep, such as optim.weight_decay=0.01,0.1"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments import jobs
 from experiments.configuration import hydra_settings
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
@@ -34,7 +35,10 @@ def explain(error: BaseException) -> str:
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
     if block := _unusable_options():
         return block
-    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_null, _no_list, _no_values, _bad_syntax):
+    for rule in (
+        *(_unknown_choice, _unknown_key, _node_as_value, _reference, _bad_value, _no_null, _no_list),
+        *(_sweep_of_one, _no_values, _bad_syntax),
+    ):
         line = rule(text, cause)
         if line:
             return line
@@ -87,6 +91,42 @@ def _unknown_key(text: str, cause: str) -> str | None:
     return hydra_settings.unknown_key(key, known_keys())
 
 
+def _node_as_value(text: str, cause: str) -> str | None:
+    """`model.residual=mhc`: a value where a node with keys belongs, or where a list holds something else."""
+    both = f"{cause} {text}"
+    found = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+)\.\s+value: (.*)", both)
+    full = re.search(r"full_key: (\S+)", both)
+    if found is None or full is None:
+        return None
+    key, keys, value = full.group(1), known_keys(), found.group(3)
+    if f"{key}.name" in keys:
+        return f"{key} has keys of its own; did you mean '{key}.name={value}'?"
+    if key in keys and (inside := hydra_settings.keys_of(key, keys)):
+        return f"{key}={value} is no value: {key} has the keys {', '.join(inside)}; give one, {key}.{inside[0]}=..."
+    return f"{key}={value} must be of type {found.group(2)}, not {found.group(1)}"
+
+
+def _reference(text: str, cause: str) -> str | None:
+    """`results=${foo}`, `seed=???`: a reference to a key or variable that there is not; a value left open."""
+    both = f"{cause} {text}"
+    full = re.search(r"full_key: (\S+)", both)
+    key = f"{full.group(1)}: " if full else ""
+    remedy = "a $ that is part of a value is written \\$"
+    if found := re.search(r"Interpolation key '([^']+)' not found", both):
+        return (
+            f"{key}there is no key '{found.group(1)}', whose value ${{{found.group(1)}}} stands for; {remedy}"
+        )
+    if found := re.search(r"Environment variable '([^']+)' not found", both):
+        return f"{key}the environment variable {found.group(1)} is not set; set it, or give a value"
+    if found := re.search(r"Unsupported interpolation type (\S+)", both):
+        return f"{key}${{{found.group(1)}:...}} is no function; ${{KEY}} stands for another key's value, and {remedy}"
+    if "Recursive interpolation" in both:
+        return f"{key}the value refers to itself; give a value"
+    if found := re.search(r"missing mandatory value: (\S+)", both):
+        return f"{found.group(1)}=??? leaves the value open; give one, or leave the key out"
+    return None
+
+
 def _bad_value(text: str, cause: str) -> str | None:
     """`trainer.max_steps=abc`: a value of the wrong type."""
     for source in (cause, text):
@@ -111,6 +151,15 @@ def _no_null(text: str, cause: str) -> str | None:
     return f"{key.group(1)} cannot be null; leave it out for its default" if found and key else None
 
 
+def _sweep_of_one(text: str, cause: str) -> str | None:
+    """`seed=1,2` without --multirun."""
+    found = re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text)
+    if found is None:
+        return None
+    key, values = found.groups()
+    return f"{key}={values} is a sweep; begin the command with --multirun, or give one value (a list: {key}=[{values}])"
+
+
 def _no_values(text: str, cause: str) -> str | None:
     """`optim.lr=interval(1e-4,1e-2)`: a range of numbers, from which another sweeper would draw."""
     if "does not support sweep type" not in text:
@@ -127,6 +176,8 @@ def _bad_syntax(text: str, cause: str) -> str | None:
     first = text.splitlines()[0].removeprefix("LexerNoViableAltException: ")
     word = re.sub(rf"^{_UNREAD} '(.*)'$", r"\1", first)
     key, equals, _ = word.partition("=")
+    if word in jobs.names():
+        return f"{word} is a job; give job={word}"
     if not equals or key != key.strip():
         return f"cannot read the command line: {word!r}; give key=value, without spaces around ="
     example = QUOTING if key == "model.pattern" else f"""quote it twice on a command line: '{key}="..."'"""

@@ -11,6 +11,8 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import itertools
+import math
 import os
 import re
 import tempfile
@@ -19,9 +21,11 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
@@ -102,8 +106,8 @@ class OnlyComposing(Callback):
 def read_command(words: Sequence[str]) -> argparse.Namespace:
     """The flags and overrides of a command line. Raises UserError for those that Hydra would take and ignore."""
     parser = get_args_parser()
-    # Instead of its usage and an exit.
-    parser.error = lambda text: _refuse(f"{text}; flags (--hydra-help) stand before the keys")  # type: ignore[method-assign]
+    parser.allow_abbrev = False  # --hydra would be --hydra-help
+    parser.error = _refuse_flag  # type: ignore[method-assign]  # instead of its usage and an exit
     flags = parser.parse_args(list(words))
     if flags.experimental_rerun is not None:
         _refuse(
@@ -126,6 +130,23 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
+def _refuse_flag(text: str) -> NoReturn:
+    """Raise UserError for what argparse says of a flag: which key or flag may have been meant."""
+    flag = next((word for word in re.findall(r"\S+", text.partition("arguments:")[2]) if word[0] == "-"), "")
+    if not flag:
+        _refuse(f"{text}; flags (--hydra-help) stand before the keys")
+    from experiments.configuration.explain import known_keys
+
+    name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
+    keys = known_keys()
+    if name in keys:
+        _refuse(f"{flag}: keys have no dashes; did you mean '{name}={value or 'VALUE'}'?")
+    known = [word for action in get_args_parser()._actions for word in action.option_strings]
+    alike = difflib.get_close_matches(flag, known, n=1, cutoff=0.72) or _similar_keys(name, keys)[:1]
+    meant = f"; did you mean '{alike[0]}{'' if alike[0][0] == '-' else '=VALUE'}'?" if alike else ""
+    _refuse(f"there is no flag {flag}{meant or '; --help and --hydra-help show what there is'}")
+
+
 def shows(flags: argparse.Namespace) -> bool:
     """Return whether a command only has something shown by Hydra, so that nothing is run."""
     return bool(flags.help or flags.hydra_help or flags.cfg or flags.info or flags.shell_completion)
@@ -146,6 +167,8 @@ def _check_words(words: Sequence[str]) -> None:
             outer = min(key, other, key=len)
             if max(key, other, key=len).startswith(f"{outer}.") and not (CONF / outer).is_dir():
                 _refuse(f"{first} and {word} both set {outer}; give its keys one by one")
+        if word.startswith("~"):
+            _refuse(f"{word} would take out what every run needs; leave it out for the default of {key}")
         before[key] = word
 
 
@@ -204,6 +227,7 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
+    BasicSweeper.split_arguments = staticmethod(_split)  # type: ignore[method-assign]
     composed: list[Composed] = []
 
     def add_cells(launcher: Launcher, cells: Sequence[Sequence[str]], initial_job_idx: int) -> list:
@@ -299,10 +323,35 @@ class _Choice:
         return key, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
 
 
+MOST_CELLS = 10_000
+"""Cells of a sweep, and trials of a comparison; composing as many takes minutes, and millions fill the memory."""
+_split_arguments = BasicSweeper.split_arguments
+
+
+def _split(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+    """Hydra's cells, counted before they are made. Raises Refused for too many."""
+    swept = [one for one in overrides if one.is_sweep_override() and one.is_discrete_sweep()]
+    counts = {one.input_line: len(values_of(one)) for one in swept}
+    if math.prod(counts.values()) > MOST_CELLS:
+        words = ", ".join(str(line) for line, count in counts.items() if count > 1)
+        raise Refused(f"a sweep over {words} has more than {MOST_CELLS:,} cells; sweep over fewer values")
+    return _split_arguments(overrides, max_batch_size)
+
+
+def values_of(swept: Override) -> list[Any]:
+    """The values of a sweep's word, in order; of more than MOST_CELLS only one more than those."""
+    found = swept.value()
+    is_range = isinstance(found, RangeSweep)
+    values = dataclasses.replace(found, shuffle=False).range() if is_range else swept.sweep_iterator()
+    return list(itertools.islice(values, MOST_CELLS + 1))
+
+
 def _explained(error: ValueError) -> str | None:
     """Explain a plain ValueError of Hydra's, about its flags or choices, with the remedy; None for anything else."""
     if str(error).startswith(("Only one of --", "Expecting one subcommand", "No completion plugin")):
         return str(error)
+    if str(error).startswith("Exceeds the limit"):  # of digits that Python reads
+        return "a number on the command line has more than 4,300 digits; no key takes one"
     if str(error).startswith("Config group override"):  # model=null, size=1
         return (
             "model, size, data, recipe and +experiment each take the name of a choice (job=list shows them); leave out "
@@ -349,8 +398,12 @@ def unknown_key(key: str, keys: list[str]) -> str:
     if meant:
         return f"unknown key '{key}'; did you mean {meant}?"
     if node in keys:
-        return f"unknown key '{key}'; {node} has {', '.join(_keys_of(node, keys))}"
+        return f"unknown key '{key}'; {node} has {', '.join(keys_of(node, keys))}"
     return f"unknown key '{key}'; `python run.py --cfg job` shows all keys"
+
+
+_RECIPE = ("data", "optim", "trainer")
+"""The nodes that are most often meant."""
 
 
 def _similar_keys(key: str, known: list[str]) -> list[str]:
@@ -358,22 +411,25 @@ def _similar_keys(key: str, known: list[str]) -> list[str]:
 
     Those with the same last word deeper inside the same node (model.residual.iters: model.residual.mhc.iters); else the
     one of the node that is written most alike (probe.window: probe.windows); else those with the same last word
-    anywhere (lr: optim.lr); else the key that is written most alike, if the node is unknown. A node in which one
-    chooses is meant by its name (residual: model.residual.name).
+    anywhere (lr: optim.lr); else those whose last word has it as a part (trainer.batch: data.batch_size); else the
+    key that is written most alike, if the node is unknown. A node in which one chooses is meant by its name (residual:
+    model.residual.name).
     """
     node, _, word = key.rpartition(".")
     same = [k for k in known if k.rpartition(".")[2] == word]
+    parts = [k for k in known if word in k.rpartition(".")[2].split("_")]
     inside = [k for k in same if node and k.startswith(f"{node}.")]
     alike = (
-        [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
+        [f"{node}.{k}" for k in difflib.get_close_matches(word, keys_of(node, known), n=1)] if node else []
     )
     found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
     found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
+    found = found or sorted(parts, key=lambda k: (k.count("."), k.partition(".")[0] not in _RECIPE))[:3]
     if not found and node not in known:
         found = difflib.get_close_matches(key, known, n=1)
     return [f"{k}.name" if f"{k}.name" in known else k for k in found]
 
 
-def _keys_of(node: str, known: list[str]) -> list[str]:
+def keys_of(node: str, known: list[str]) -> list[str]:
     """The last words of the keys right inside a node."""
     return [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == node]

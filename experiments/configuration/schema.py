@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from experiments.data import SPLITS, TASKS, TOKENIZERS, DataConfig
 from experiments.data.config import OF_TEXT
 from experiments.optimisation import OPTIMIZERS, SCHEDULES
+from experiments.system import paths
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.matching import MATCHES
@@ -49,16 +50,16 @@ class SlurmConfig:
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    minutes: float = limited(240.0, above=0)
-    signal_s: int = limited(120, least=1)
-    requeues: int = limited(20, least=0)
-    cpus: int = limited(1, least=1)
-    gpus: int = limited(0, least=0)
-    memory_gb: float | None = limited(None, above=0)
-    setup: list[str] = field(default_factory=list)
+    minutes: float = limited(240.0, above=0, most=525_600)
+    signal_s: int = limited(120, least=1, most=86_400)
+    requeues: int = limited(20, least=0, most=1000)
+    cpus: int = limited(1, least=1, most=65_536)
+    gpus: int = limited(0, least=0, most=1024)
+    memory_gb: float | None = limited(None, above=0, most=1e6)
+    setup: list[str] = limited([], text=True)
     more: list[str] = field(default_factory=list)
-    jobs: int = limited(100, least=1)
-    poll_s: float = limited(5.0, above=0)
+    jobs: int = limited(100, least=1, most=100_000)
+    poll_s: float = limited(5.0, above=0, most=3600)
 
 
 @dataclass
@@ -75,10 +76,10 @@ class RayConfig:
     """
 
     address: str = "auto"
-    cpus: float = limited(1.0, least=0)
-    gpus: float = limited(0.0, least=0)
+    cpus: float = limited(1.0, least=0, most=65_536)
+    gpus: float = limited(0.0, least=0, most=1024)
     grows: bool = False
-    poll_s: float = limited(1.0, above=0)
+    poll_s: float = limited(1.0, above=0, most=3600)
 
 
 @dataclass
@@ -94,10 +95,10 @@ class SweepConfig:
     ray: settings of engine=ray.
     """
 
-    workers: int = limited(2, least=1)
+    workers: int = limited(2, least=1, most=1024)
     engine: str = limited("pool", choices=("pool", "slurm", "ray", "list"))
     action: str = limited("wait", choices=("wait", "submit", "cancel"))
-    retries: int = limited(3, least=0)
+    retries: int = limited(3, least=0, most=1000)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
@@ -202,7 +203,7 @@ class TrainerConfig:
     """
 
     max_steps: int = limited(300, least=1)
-    accumulate: int = limited(1, least=1)
+    accumulate: int = limited(1, least=1, most=65_536)
     precision: str = limited("auto", choices=("auto", "fp32", "bf16"))
     log_every: int = limited(10, least=1)
     val_every: int = limited(50, least=1)
@@ -211,18 +212,18 @@ class TrainerConfig:
     checkpoint_every: int = limited(50, least=1)
     patience: int | None = limited(None, least=1)
     compile: bool = False
-    threads: int = limited(1, least=1)
+    threads: int = limited(1, least=1, most=1024)
     max_minutes: float | None = limited(None, above=0)
     pause_at: int | None = limited(None, least=1)
     progress: bool = True
     keep_checkpoints: bool = True
-    keep_steps: list[int] = field(default_factory=list)
+    keep_steps: list[int] = limited([], least=1)
     recompute: str = limited("none", choices=MODES)
     recompute_block: int | None = limited(None, least=1)
     loggers: list[str] = limited([], choices=("tensorboard", "wandb", "mlflow"))
     tokens_per_parameter: float | None = limited(None, above=0)
-    devices: int = limited(1, least=1)
-    nodes: int = limited(1, least=1)
+    devices: int = limited(1, least=1, most=1024)
+    nodes: int = limited(1, least=1, most=65_536)
     strategy: str = limited("auto", choices=("auto", "ddp", "fsdp"))
     context: int = limited(1, least=1)
     reshard: bool = True
@@ -248,7 +249,7 @@ class EvaluateConfig:
 
     stride: int | None = limited(None, least=1)
     splits: list[str] = limited(["validation", "test"], choices=SPLITS)
-    batch_size: int = limited(16, least=1)
+    batch_size: int = limited(16, least=1, most=65_536)
     carry: bool = False
     windows: int | None = added(None, before=None, least=1)
 
@@ -272,18 +273,18 @@ class GenerateConfig:
     out: a file for one JSON object per line: prompt, text, tokens, and whether a stop ended it (null: none).
     """
 
-    prompt: str = "The "
-    prompts: list[str] = field(default_factory=list)
+    prompt: str = limited("The ", text=True)
+    prompts: list[str] = limited([], text=True)
     file: str | None = None
-    batch_size: int = limited(16, least=1)
-    tokens: int = limited(100, least=1)
-    temperature: float = 0.8
-    top_k: int | None = 50
-    top_p: float | None = None
-    stop: list[str] = field(default_factory=list)
+    batch_size: int = limited(16, least=1, most=65_536)
+    tokens: int = limited(100, least=1, most=1 << 20)
+    temperature: float = limited(0.8, least=0)
+    top_k: int | None = limited(50, least=1)
+    top_p: float | None = limited(None, above=0, most=1)
+    stop: list[str] = limited([], text=True)
     stop_at_separator: bool = False
-    chunk: int = limited(CHUNK, least=1)
-    out: str | None = None
+    chunk: int = limited(CHUNK, least=1, most=1 << 24)
+    out: str | None = limited(None, check=paths.check_file)
 
 
 @dataclass
@@ -299,7 +300,7 @@ class LmEvalConfig:
     tasks: list[str] = field(default_factory=list)
     include: str | None = None
     limit: float | None = limited(None, above=0)
-    fewshot: int | None = limited(None, least=0)
+    fewshot: int | None = limited(None, least=0, most=1000)
 
 
 @dataclass
@@ -329,18 +330,18 @@ class ProbeConfig:
 
     at: str | None = None
     windows: int = limited(4, least=1)
-    batch_size: int = limited(4, least=1)
-    extrapolate: int = limited(8, least=1)
+    batch_size: int = limited(4, least=1, most=65_536)
+    extrapolate: int = limited(8, least=1, most=1024)
     long_windows: int = limited(2, least=1)
-    sentence: str | None = None
-    map_tokens: int = limited(48, least=1)
+    sentence: str | None = limited(None, text=True)
+    map_tokens: int = limited(48, least=1, most=4096)
     routing_split: str | None = limited(None, choices=HELD_OUT)
     routing_tokens: int | None = limited(4096, least=1)
-    prompts: list[str] = field(default_factory=lambda: ["The ", "This function returns "])
-    tokens: int = limited(40, least=1)
+    prompts: list[str] = limited(["The ", "This function returns "], text=True)
+    tokens: int = limited(40, least=1, most=1 << 16)
     temperature: float = limited(0.8, least=0)
     top_k: int | None = limited(50, least=1)
-    sample_seed: int = 0
+    sample_seed: int = limited(0, least=0)
     stream_energy: float = limited(0.99, above=0, most=1)
 
 
@@ -353,7 +354,7 @@ class CostConfig:
         for micro-batches of data.batch_size sequences of data.seq_len tokens (one model, not a sweep).
     """
 
-    lengths: list[int] = limited([1024, 8192, 131072], least=1)
+    lengths: list[int] = limited([1024, 8192, 131072], least=1, most=1 << 30)
     memory: bool = False
 
 
@@ -374,16 +375,16 @@ class BenchConfig:
     out: folder for tables (null: results/bench).
     """
 
-    lengths: list[int] | None = limited(None, least=1)
-    tokens: int | None = limited(None, least=1)
+    lengths: list[int] | None = limited(None, least=1, most=1 << 24)
+    tokens: int | None = limited(None, least=1, most=1 << 24)
     cases: list[str] | None = None
     runs: list[str] | None = None
-    repeats: int = limited(5, least=1)
-    pairs: int = limited(10, least=1)
-    steps: int = limited(50, least=1)
-    budget_s: float = limited(400.0, least=0)
+    repeats: int = limited(5, least=1, most=10**6)
+    pairs: int = limited(10, least=1, most=10**6)
+    steps: int = limited(50, least=1, most=10**6)
+    budget_s: float = limited(400.0, least=0, most=10**7)
     target: str = "H200"
-    out: str | None = None
+    out: str | None = limited(None, check=paths.check_folder)
 
 
 @dataclass
@@ -397,17 +398,17 @@ class CompareConfig:
     selection_seeds: seeds that select. 1: `seed` alone. More: each model's two best settings also train with `seed` +
         1000, `seed` + 2000, ..., and the lowest mean validation loss is selected.
     halving: train every setting for a quarter of the steps, and only each model's better half (rounded up) to the end.
-    models: models to compare, each a preset and keys below `model`, one of which may have several values:
-        ["transformer", "kda_pure mixers.kda.head_width=4,8"]. Width, heads and depth are the command's.
+    models: models to compare, each a preset and keys of `model`, one of which may have several values:
+        ["transformer", "kda_pure model.mixers.kda.head_width=4,8"]. Width, heads and depth are the command's.
     longer: for a synthetic task, values of an option that lengthens its sequences, "length=32,64": confirming runs are
         also scored on the test split with each (lengths.csv in their folders).
     """
 
     rates: list[float] = limited([1e-3, 3e-3, 1e-2], above=0)
-    extend: int = limited(2, least=0)
+    extend: int = limited(2, least=0, most=16)
     grid: list[str] = field(default_factory=list)
-    seeds: int = limited(3, least=1)
-    selection_seeds: int = limited(1, least=1)
+    seeds: int = limited(3, least=1, most=1000)
+    selection_seeds: int = limited(1, least=1, most=1000)
     halving: bool = False
     models: list[str] = field(default_factory=list)
     longer: str | None = None
@@ -422,7 +423,7 @@ class VerdictConfig:
     """
 
     relative: str | None = None
-    lengths: list[int] = limited([256, 1024], least=1)
+    lengths: list[int] = limited([256, 1024], least=1, most=1 << 20)
 
 
 @dataclass
@@ -439,7 +440,7 @@ class GpuConfig:
     """
 
     stage: str | None = None
-    minutes: float = limited(8.0, above=0)
+    minutes: float = limited(8.0, above=0, most=525_600)
     inputs: str = ".gpu"
     rehearse: bool = False
     target: str | None = None
@@ -488,17 +489,17 @@ class Config:
     """Keys set on the command line; filled by `compose`."""
 
     job: str = "train"
-    name: str = "default"
+    name: str = limited("default", check=paths.check_name)
     seed: int = limited(0, least=0, most=2**63 - 1)
     device: str = limited("auto", choices=("auto", "cpu", "cuda"))
-    results: str = "results"
+    results: str = limited("results", check=paths.check_folder)
     run: str | None = None
     runs: str | None = None
     baseline: str | None = None
-    question: str | None = None
+    question: str | None = limited(None, text=True)
     figures: list[str] = field(default_factory=list)
     source: str | None = None
-    out: str | None = None
+    out: str | None = limited(None, check=paths.check_folder)
     format: str = limited("hf", choices=("hf",))
     family: str | None = None
     push: str | None = None

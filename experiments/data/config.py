@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.data import tasks_base
 from experiments.data.tasks_base import TASKS, Task
+from experiments.system import paths
 from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.options import added, limited
@@ -72,13 +73,13 @@ class DataConfig:
     text_column: str | None = None
     train_path: str | None = None
     tokenizer: str = "bpe"
-    vocab_size: int = 4096
+    vocab_size: int = limited(4096, least=1, most=1 << 24)
     gpt2_path: str | None = None
     tokenizer_path: str | None = added(None, before=None)
     pack: str = limited("stream", choices=PACKS)
-    seq_len: int = limited(128, least=1)
-    batch_size: int = limited(8, least=1)
-    cache_dir: str | None = None
+    seq_len: int = limited(128, least=1, most=1 << 24)
+    batch_size: int = limited(8, least=1, most=1 << 20)
+    cache_dir: str | None = limited(None, check=paths.check_folder)
     revision: str | None = None
     dataset: str | None = None
     config: str | None = None

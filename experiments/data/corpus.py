@@ -25,7 +25,8 @@ from experiments.data.sources.base import file_state
 from experiments.data.task_set import TaskSet
 from experiments.data.tasks_base import TASKS
 from experiments.data.tokenizers import LONGEST_WORD, TOKENIZERS, pieces
-from zoo.errors import UserError, unknown
+from experiments.system import paths
+from zoo.errors import unknown
 from zoo.files import read_json, require_file
 from zoo.options import check_limits
 from zoo.tokenization import Tokenizer, check_round_trip, from_json
@@ -237,8 +238,8 @@ def check_settings(cfg: DataConfig) -> None:
         raise unknown("data source", cfg.name, (*SOURCES, *TASKS))
     check_limits(cfg, "data.")
     cache = cache_root(cfg)
-    if cache.exists() and not cache.is_dir():
-        raise UserError(f"the cache folder {cache} is a file; give a folder with data.cache_dir=...")
+    if not cache.is_dir():  # one that is there may be read-only and hold what is needed
+        paths.check_writable(cache, "data.cache_dir" if cfg.cache_dir else "ARCHZOO_CACHE")
     if cfg.name in TASKS:
         resolve_task(cfg)
         return

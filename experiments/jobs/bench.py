@@ -15,7 +15,7 @@ from experiments.bench.run_suite import SUITES, run_suite
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.plan import check_served
+from experiments.planning.plan import check_fits, check_served, check_writable
 from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
@@ -70,6 +70,10 @@ def _check(config: Config) -> None:
         raise UserError(f"bench.runs names what suite={_WITH_RUNS} measures, not {config.suite}")
     if config.dry and config.suite != "kernels":
         raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
+    if not config.dry:
+        check_writable(result_table.table_path(config).parent, "bench.out" if b.out else "results")
+        for _, model in _models(config):
+            check_fits(config, model, tokens=0)
 
 
 def _check_backend(config: Config) -> None:

@@ -12,7 +12,7 @@ from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.runs import RunFolder, load_run
 from experiments.scoring.text import COLUMNS, FILE
-from experiments.system import machine
+from experiments.system import machine, paths
 from zoo.errors import UserError
 from zoo.pretrained.families import FAMILIES
 from zoo.pretrained.writing import write_folder
@@ -26,6 +26,7 @@ def run(config: Config) -> None:
         raise UserError(f"family={config.family} is none of archzoo, {', '.join(FAMILIES)}")
     if config.push is not None and importlib.util.find_spec("huggingface_hub") is None:
         raise UserError("push= needs the package huggingface_hub; pip install -e '.[hf]', or leave it out")
+    paths.check_writable(Path(config.out).expanduser().parent, "out")
     loaded = load_run(config.run, pick_device("cpu"), ())
     folder = RunFolder(loaded.folder)
     card = _card(folder.summary() if folder.complete else {}, loaded.folder, config)

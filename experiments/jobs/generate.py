@@ -48,8 +48,6 @@ def _check(g: GenerateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
     if "" in g.stop:
         raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
-    if g.out is not None and (_out(g).is_dir() or not _out(g).parent.is_dir()):
-        raise UserError(f"generate.out={g.out} must be a file in a folder that is there")
 
 
 def _out(g: GenerateConfig) -> Path:

@@ -16,7 +16,8 @@ from experiments.data.cache import content_hash
 from experiments.jobs import Job
 from experiments.planning.identity import IDENTITY_FORMAT, block_files
 from experiments.planning.plan import describe
-from experiments.runs import METRICS, NOT_EXPERIMENTS, MetricLog, RunFolder
+from experiments.runs import METRICS, MetricLog, RunFolder
+from experiments.system import paths
 from zoo.errors import UserError
 from zoo.model import letters_of
 from zoo.pretrained import Published
@@ -32,8 +33,7 @@ def run(config: Config) -> None:
     """
     if config.source is None:
         raise UserError("which model? Give from=FOLDER, a folder with config.json and *.safetensors")
-    if config.name in NOT_EXPERIMENTS:
-        raise UserError(f"name={config.name} holds no runs; give another name=")
+    paths.check_writable(config.results, "results")
     published = Published.open(config.source)
     tokenizer = published.tokenizer()
     if tokenizer is None:

@@ -11,9 +11,6 @@ from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError
 
-LONGEST = 1 << 20
-"""Tokens of the longest sequence that a verdict measures; longer ones are no matter of an hour."""
-
 
 def run(config: Config) -> None:
     """Judge the block on one text or task."""
@@ -83,13 +80,15 @@ def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
     Of the block itself nothing is asked here: what is wrong with it is for its contracts to say.
     """
     from experiments.jobs import compare
+    from experiments.planning.plan import check_fits
 
-    lengths = configs[0].verdict.lengths
-    if not lengths or max(lengths) > LONGEST:
-        raise UserError(f"verdict.lengths={lengths} must name sequence lengths from 1 to {LONGEST:,}")
+    if not configs[0].verdict.lengths:
+        raise UserError("verdict.lengths is empty; give sequence lengths, or leave it out")
     if len({config.block for config in configs}) > 1:
         raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
     plain = next(iter(models.values()))
+    for model in models.values() if configs[0].sweep.engine == "pool" else ():
+        check_fits(configs[0], model)
     compare.checked([dataclasses.replace(config, model=plain) for config in configs])
 
 

@@ -24,8 +24,8 @@ from experiments.costs.model_costs import derive_costs
 from experiments.data import TASKS
 from experiments.parallel import group
 from experiments.planning.identity import folder_of, identify
-from experiments.runs import NOT_EXPERIMENTS, SUMMARY, RunFolder
-from experiments.system import machine
+from experiments.runs import SUMMARY, RunFolder
+from experiments.system import machine, paths
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo import cost, registry
 from zoo.backends import TRAINING, check_backend
@@ -39,6 +39,7 @@ from zoo.pretrained import converted
 
 # Cells of a sweep mostly share their data and their model.
 check_data, fingerprint = remembered(data.check), remembered(data.fingerprint)
+check_writable = remembered(paths.check_writable)
 _check_backend, _match = remembered(check_backend), remembered(match)
 
 
@@ -255,7 +256,8 @@ _LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",),
 
 def check_config(config: Config) -> None:
     """Refuse what cannot work: sizes that do not fit, data and devices that are not there. Raises UserError."""
-    _check_place(config)
+    if not config.dry:
+        check_writable(config.results, "results")
     _check_schedule(config)
     _check_scores(config)
     _check_together(config)
@@ -263,9 +265,9 @@ def check_config(config: Config) -> None:
     check_probe(config.probe)
     if config.trainer.probe_every is not None:
         check_measures()
-    check_data(config.data)
+    here = config.sweep.engine == "pool"
     group.check(config)
-    check_served(config, here=config.sweep.engine == "pool")
+    check_served(config, here=here)
     model = meta_model(
         config.model, **config.sizes
     )  # every module's own checks, such as heads that divide the width
@@ -273,6 +275,9 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"start.indexer={config.start.indexer}: no block of this model has an indexer; leave it out"
         )
+    if here and not config.dry:
+        check_fits(config)
+    check_data(config.data)
 
 
 def check_served(
@@ -291,21 +296,47 @@ def check_served(
     _check_backend(model, uses, seq_len=config.data.seq_len, device=device, half=half, packed=packed)
 
 
-def _check_place(config: Config) -> None:
-    """Refuse a name that is no folder's, and a results folder that is a file or lies in one."""
-    name = config.name
-    if not name or any(c in name for c in "/\\") or name.startswith("."):
-        raise UserError(f"name={name!r} must be one plain folder name, e.g. name=my_experiment")
-    if name in NOT_EXPERIMENTS:
+PATIENCE = 1e13
+"""FLOPs of a micro-batch for each thread of a CPU, minutes of its time: without a GPU more are refused."""
+
+
+def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | None = None) -> None:
+    """Refuse a model that this machine cannot hold in training, or a CPU not get through.
+
+    model, tokens: the model, and the tokens of a micro-batch (None: the configuration's).
+    Counted are the least bytes: of weights, gradients and AdamW's moments in fp32, and of what every layer reads for
+    its backward pass. Raises UserError.
+    """
+    t, length = config.trainer, config.data.seq_len
+    built = meta_model(model or config.model, **config.sizes)
+    device, fsdp = group.pick_device(config.device), t.strategy == "fsdp"
+    gpu, tokens = (
+        device.type == "cuda",
+        config.data.batch_size * length // t.context if tokens is None else tokens,
+    )
+    layers = len(built.letters) if t.recompute == "none" else 1
+    width = cost.stream_bytes(built) // (2 if group.pick_precision(t.precision, device) == "bf16" else 1)
+    weights = 16 * cost.parameters(built) // (t.processes if fsdp else 1)
+    needed = (weights + tokens * width * layers) * (1 if gpu else t.devices)
+    there = machine.memory_bytes(device)
+    if needed > there:
         raise UserError(
-            f"name={name}: results/{name} is no place for runs; give another, e.g. name=my_experiment"
+            f"a model of {cost.parameters(built):,} parameters and micro-batches of {tokens:,} tokens take at least "
+            f"{needed:,} bytes in training, and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
+            "model.d_model, model.depth, data.batch_size or data.seq_len"
         )
-    if not config.results:
-        raise UserError("results= is empty; give a folder, or leave it out for results")
-    results = Path(config.results).absolute()
-    place = next(place for place in (results, *results.parents) if place.exists())
-    if not place.is_dir():
-        raise UserError(f"results={config.results}: {place} is a file; give a folder")
+    about = tokens * (6 * cost.parameters(built) + 12 * len(built.letters) * length * built.config.d_model)
+    if gpu or about < PATIENCE * t.threads:
+        return
+    from experiments.costs.model_costs import count_flops
+
+    flops = tokens * count_flops(built, length, backward=True).per_token
+    if flops > PATIENCE * t.threads:
+        raise UserError(
+            f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in minutes "
+            f"({PATIENCE:.0e} with each of trainer.threads={t.threads}); lower data.seq_len or data.batch_size, or use "
+            "a GPU"
+        )
 
 
 def _check_schedule(config: Config) -> None:

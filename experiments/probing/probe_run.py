@@ -35,7 +35,6 @@ from experiments.probing.per_token import task_tables
 from experiments.runs import (
     CONFIG,
     FAILURE,
-    NOT_EXPERIMENTS,
     SUMMARY,
     LoadedRun,
     RunFolder,
@@ -48,6 +47,7 @@ from experiments.runs import (
 from experiments.scoring.evaluate import task_of
 from experiments.system import machine
 from experiments.system.machine import one_line
+from experiments.system.paths import NOT_EXPERIMENTS
 from zoo.errors import UserError
 from zoo.files import read_json, write_atomic, write_json
 from zoo.probes import all_measures

@@ -5,6 +5,7 @@ In a checkout the root is the repository; in the wheel it is the package, and th
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +21,74 @@ CACHE = Path((os.environ.get("XDG_CACHE_HOME") or "~/.cache") if IN_WHEEL else R
 """The cache where neither a key nor ARCHZOO_CACHE says otherwise; ~ is not expanded."""
 BLOCKS = "ARCHZOO_BLOCKS"
 """Environment variable of folders with blocks that stand in no room, as the command's blocks=[FOLDER] gives them."""
+
+
+_LONGEST = 200
+"""Bytes of the longest name of an experiment; those of its selection and its temporary files are longer."""
+NOT_EXPERIMENTS = ("report", "published", "verdict")
+"""Folders among runs and experiments that hold no runs."""
+
+
+def check_name(name: str, key: str) -> None:
+    """Raise UserError for an experiment's name that is no plain folder's or that readers of results pass over."""
+    if name in NOT_EXPERIMENTS:
+        raise _mistake(
+            f"{key}={name}: results/{name} is no place for runs; give another, e.g. {key}=my_experiment"
+        )
+    plain = name == name.strip() and not name.startswith((".", "_")) and not {"/", "\\"} & set(name)
+    if not name or not plain or len(os.fsencode(name)) > _LONGEST:
+        raise _mistake(
+            f"{key}={name!r} must be one plain folder name of up to {_LONGEST} bytes that begins with a letter or "
+            f"number, e.g. {key}=my_experiment"
+        )
+
+
+def check_folder(place: str, key: str) -> None:
+    """Raise UserError for a place where there is no folder and none can be: below a file, or with too long a name."""
+    if not place.strip():
+        raise _mistake(f"{key}= is empty; give a folder, or leave it out")
+    folder = Path(place).expanduser().absolute()
+    try:
+        nearest = next(
+            above for above in (folder, *folder.parents) if os.path.lexists(above) and above.exists()
+        )
+    except OSError as error:
+        raise _mistake(f"{key}={place}: {error.strerror}; give another folder") from error
+    if not nearest.is_dir():
+        raise _mistake(f"{key}={place}: {nearest} is a file; give a folder")
+
+
+def check_file(place: str, key: str) -> None:
+    """Raise UserError where no file can be written: in no folder, or in the place of anything but a regular file."""
+    file = Path(place).expanduser()
+    try:
+        fits = file.parent.is_dir() and bool(file.name) and (file.is_file() or not os.path.lexists(file))
+    except OSError as error:
+        raise _mistake(f"{key}={place}: {error.strerror}; give another file") from error
+    if not fits:
+        raise _mistake(f"{key}={place} must be a regular file, or a new one in a folder that is there")
+
+
+def check_writable(place: str | Path, key: str) -> None:
+    """Raise UserError for a folder in which nothing can be made, or that cannot be made itself; leaves nothing."""
+    check_folder(str(place), key)
+    folder = Path(place).expanduser().absolute()
+    nearest = next(above for above in (folder, *folder.parents) if above.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".", dir=nearest):
+            pass
+    except OSError as error:
+        raise _mistake(
+            f"{key}={place}: nothing can be written to {nearest} ({error.strerror}); give another folder"
+        ) from error
+
+
+def _mistake(message: str) -> Exception:
+    from zoo.errors import (
+        UserError,
+    )  # zoo imports torch; run.py imports this module before it can be interrupted
+
+    return UserError(message)
 
 
 def program() -> list[str]:

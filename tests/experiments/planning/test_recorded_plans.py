@@ -19,8 +19,8 @@ from experiments.planning.identity import (
     tell_earlier,
 )
 from experiments.planning.plan import (
-    _check_place,
     check_config,
+    check_writable,
     plan,
 )
 from zoo.errors import UserError
@@ -306,9 +306,7 @@ def test_what_plans_refuse(place: Path):
                 yield f"{name} {keys}: {planned.title}"
                 yield from differences(planned.config, usual)
         for results in ("book.txt", "book.txt/inside", "new/inside"):
-            yield f"{results}: {refusal(_check_place, changed(text, results=results))}".replace(
-                str(place), "<place>"
-            )
+            yield f"{results}: {refusal(check_writable, results, 'results')}".replace(str(place), "<place>")
 
     check(RECORDED / "refused.txt", lines())
 
