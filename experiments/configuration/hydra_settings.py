@@ -227,7 +227,6 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
-    BasicSweeper.split_arguments = staticmethod(_split)  # type: ignore[method-assign]
     composed: list[Composed] = []
 
     def add_cells(launcher: Launcher, cells: Sequence[Sequence[str]], initial_job_idx: int) -> list:
@@ -245,7 +244,9 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
         os.environ[SWEEP_FOLDER] = folder
         flags = read_command(words)
         check_plugins()
-        Plugins.instance().class_name_to_class[_PLAIN["launcher._target_"]].launch = add_cells
+        plugins = Plugins.instance().class_name_to_class  # Hydra imports its own once more
+        plugins[_PLAIN["launcher._target_"]].launch = add_cells
+        plugins[_PLAIN["sweeper._target_"]].split_arguments = staticmethod(_split)
         try:
             add()
         except SystemExit as end:  # after --help
