@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import jobs
 from experiments.configuration import hydra_settings
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
@@ -176,10 +175,9 @@ def _bad_syntax(text: str, cause: str) -> str | None:
     first = text.splitlines()[0].removeprefix("LexerNoViableAltException: ")
     word = re.sub(rf"^{_UNREAD} '(.*)'$", r"\1", first)
     key, equals, _ = word.partition("=")
-    if word in jobs.names():
-        return f"{word} is a job; give job={word}"
     if not equals or key != key.strip():
-        return f"cannot read the command line: {word!r}; give key=value, without spaces around ="
+        job = f" (a job: job={word})" if word.isidentifier() else ""
+        return f"cannot read the command line: {word!r}; give key=value, without spaces around ={job}"
     example = QUOTING if key == "model.pattern" else f"""quote it twice on a command line: '{key}="..."'"""
     return (
         f"cannot read the command line: {word}. Quotes, brackets, braces, parentheses, commas and a first ~ need "

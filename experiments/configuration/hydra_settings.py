@@ -236,9 +236,8 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def add(node: DictConfig) -> None:
         settings = HydraConfig.get()  # nothing that can fail, or Hydra would print about it
-        composed.append(
-            Composed(node, {}, dict(settings.runtime.choices), tuple(settings.overrides.task), sweeps=False)
-        )
+        words = OmegaConf.to_container(settings.overrides.task, resolve=False)  # as typed, with their ${...}
+        composed.append(Composed(node, {}, dict(settings.runtime.choices), tuple(words), sweeps=False))
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
         os.environ[SWEEP_FOLDER] = folder

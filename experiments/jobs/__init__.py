@@ -41,20 +41,20 @@ class Job:
 
 def find_job(name: str) -> Job:
     """The job of this name. Raises UserError, with a suggestion, where there is none."""
-    known = names()
-    if name not in known:
+    names = _file_names()
+    if name not in names:
         from zoo.errors import (
             unknown,  # zoo imports torch; run.py imports this module before it can be interrupted
         )
 
-        raise unknown("job", name, known)
+        raise unknown("job", name, names)
     with signals.loading():
         return importlib.import_module(f"{__name__}.{name}").JOB
 
 
 def all_jobs() -> list[Job]:
     """Every job, by name. Imports all of their modules."""
-    return [find_job(name) for name in sorted(names())]
+    return [find_job(name) for name in sorted(_file_names())]
 
 
 def spelled_out(words: list[str]) -> list[str]:
@@ -80,6 +80,5 @@ def reading_results() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
-def names() -> list[str]:
-    """The names of all jobs; imports none."""
+def _file_names() -> list[str]:
     return [found.name for found in pkgutil.iter_modules(__path__)]

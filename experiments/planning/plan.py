@@ -322,7 +322,8 @@ def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | N
     if needed > there:
         raise UserError(
             f"a model of {cost.parameters(built):,} parameters"
-            f"{f' and micro-batches of {tokens:,} tokens' * (tokens > 0)} need at least {needed:,} bytes in training, and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
+            f"{f' and micro-batches of {tokens:,} tokens' * (tokens > 0)} need at least {needed:,} bytes in training, "
+            f"and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
             "model.d_model, model.depth, data.batch_size or data.seq_len"
         )
     about = tokens * (6 * cost.parameters(built) + 12 * len(built.letters) * length * built.config.d_model)

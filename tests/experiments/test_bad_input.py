@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["model.residual.iters=5"], "did you mean 'model.residual.mhc.iters'?"),
         (["model.window=8"], "did you mean 'model.mixers.nsa.window' or 'model.mixers.attention.window'?"),
         (["trainer.lr=1"], "did you mean 'optim.lr'?"),
+        (["trainer.batch=4"], "did you mean 'data.batch_size' or"),
+        (["model.residual=mhc"], "did you mean 'model.residual.name=mhc'?"),
+        (["model.mixers=kda"], "model.mixers has the keys attention, "),
+        (["results=${foo}"], "there is no key 'foo', whose value ${foo} stands for"),
+        (["name=${oc.env:NOWHERE_SET}"], "the environment variable NOWHERE_SET is not set"),
+        (["~optim.clip"], "leave it out for the default of optim.clip"),
+        (["--dry-run"], "there is no flag --dry-run"),
+        (["--seed=1"], "did you mean 'seed=1'?"),
+        (["cost"], "(a job: job=cost)"),
+        (["optim.clip=1,2", "seed=0"], "optim.clip"),
+        ([f"seed={'9' * 5000}"], "more than 4,300 digits"),
         (["residual=mhc"], "did you mean 'model.residual.name'?"),
         (["model.residual.mhc.itres=5"], "did you mean 'model.residual.mhc.iters'?"),
         (
@@ -85,7 +97,10 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["name=published"], "results/published is no place for runs"),
         (["results="], "results= is empty"),
         ([f"seed={2**63}"], f"seed={2**63} must be at least 0 and at most {2**63 - 1}"),
-        (["data.tokenizer=bpe", "data.vocab_size=1000000000000"], "data.vocab_size=1000000000000 is above"),
+        (
+            ["data.tokenizer=bpe", "data.vocab_size=1000000000000"],
+            "data.vocab_size=1000000000000 must be at least 1 and at most",
+        ),
         (["seed=null"], "seed cannot be null"),
         (["model=null"], "take the name of a choice"),
         (["kda"], "'kda'; give key=value"),
@@ -106,6 +121,59 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
 @pytest.mark.slow
 def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
     assert_refused(lab, lab.here(*flags, *words), says)
+
+
+RUN_OF = {"evaluate": "run=x", "generate": "run=x", "export": "run=x", "probe": "runs=x", "report": "runs=x"}
+
+
+@pytest.mark.parametrize(
+    ("job", "word", "says"),
+    [
+        ("train", "trainer.max_steps=1" + 20 * "0", "at most 2147483647"),
+        ("cost", "trainer.threads=1000000", "at most 1024"),
+        ("cost", "data.vocab_size=-5", "at least 1"),
+        ("generate", "generate.tokens=1" + 23 * "0", "at most 1048576"),
+        ("generate", "generate.out={device}", "must be a regular file, or a new one"),
+        ("evaluate", "data.batch_size=1000000000000", "at most 1048576"),
+        ("evaluate", "model.mixers.kda.kernel_size=3000000000", "at most 2147483647"),
+        ("probe", "sweep.workers=0", "at least 1"),
+        ("report", "name=_x", "plain folder name"),
+        ("report", 'name="a\tb"', "control characters"),
+        ("bench", "bench.budget_s=nan", "at least 0"),
+        ("bench", "bench.out={device}", "is a file; give a folder"),
+        ("bench", "model.norm_eps=inf", "a number above 0"),
+        ("export", "out={device}/x", "is a file; give a folder"),
+        ("train", "data.cache_dir={device}/x", "is a file; give a folder"),
+        ("import", "cost.lengths=[[1]]", "must be one value"),
+        ("gpu", "device=foo", "unknown device 'foo'"),
+        ("publish", "model.d_model=1000000000", "at most 131072"),
+        ("list", "optim.lr=1e999", "a number above 0"),
+        ("verdict", "verdict.lengths=[1" + 21 * "0" + "]", "at most 1048576"),
+        ("train", "model.d_model=131072", "bytes in training, and this machine has"),
+        ("compare", "compare.grid=['optim.clip=range(1,1000000)']", "more than 10,000 combinations"),
+        (
+            "compare",
+            "compare.grid=['mixers.kda.kernel_size=3']",
+            "did you mean 'model.mixers.kda.kernel_size'",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_every_job_is_checked_in_front(lab: Lab, tmp_path: Path, job: str, word: str, says: str):
+    """Above as below, whether the job reads the key or not; places before anything is read or measured."""
+    os.mkfifo(tmp_path / "device")
+    words = [f"job={job}", *([RUN_OF[job]] if job in RUN_OF else []), "device=cpu"]
+    outcome = lab.here(*words, word.format(device=tmp_path / "device"))
+    assert_refused(lab, outcome, says)
+    assert (tmp_path / "device").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "words", [["seed=range(10000000000)"], ["seed=range(1000)", "optim.clip=range(1,9,0.5)"]]
+)
+def test_a_sweep_of_millions_is_counted_before_it_is_composed(lab: Lab, words: list[str]):
+    assert_refused(lab, lab.here("--multirun", *words), words[0], "more than 10,000 cells")
 
 
 def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkeypatch):
