@@ -135,16 +135,16 @@ def _refuse_flag(text: str) -> NoReturn:
     flag = next((word for word in re.findall(r"\S+", text.partition("arguments:")[2]) if word[0] == "-"), "")
     if not flag:
         _refuse(f"{text}; flags (--hydra-help) stand before the keys")
-    from experiments.configuration.explain import known_keys
-
-    name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
-    keys = known_keys()
-    if name in keys:
-        _refuse(f"{flag}: keys have no dashes; did you mean '{name}={value or 'VALUE'}'?")
+    name, equals, _ = flag.lstrip("-").partition("=")
+    key = name.replace("-", "_")
+    if equals:
+        _refuse(
+            f"there is no flag {flag}; keys have no dashes: did you mean '{key}{flag[flag.index('=') :]}'?"
+        )
     known = [word for action in get_args_parser()._actions for word in action.option_strings]
-    alike = difflib.get_close_matches(flag, known, n=1, cutoff=0.72) or _similar_keys(name, keys)[:1]
-    meant = f"; did you mean '{alike[0]}{'' if alike[0][0] == '-' else '=VALUE'}'?" if alike else ""
-    _refuse(f"there is no flag {flag}{meant or '; --help and --hydra-help show what there is'}")
+    alike = difflib.get_close_matches(flag, known, n=1, cutoff=0.72)
+    meant = f"did you mean '{alike[0]}'?" if alike else "--help shows what there is"
+    _refuse(f"there is no flag {flag}; {meant} A key is given without dashes, {key}=VALUE")
 
 
 def shows(flags: argparse.Namespace) -> bool:
