@@ -142,9 +142,9 @@ def _refuse_flag(text: str) -> NoReturn:
             f"there is no flag {flag}; keys have no dashes: did you mean '{key}{flag[flag.index('=') :]}'?"
         )
     known = [word for action in get_args_parser()._actions for word in action.option_strings]
-    alike = difflib.get_close_matches(flag, known, n=1, cutoff=0.72)
+    alike = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
     meant = f"did you mean '{alike[0]}'?" if alike else "--help shows what there is"
-    _refuse(f"there is no flag {flag}; {meant} A key is given without dashes, {key}=VALUE")
+    _refuse(f"there is no flag {flag}; {meant}; a key is given without dashes, {key}=VALUE")
 
 
 def shows(flags: argparse.Namespace) -> bool:
