@@ -166,7 +166,7 @@ def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_pa
 @pytest.mark.parametrize(
     ("grid", "says"),
     [
-        ("optim.weigth_decay=1,2", "optim.weigth_decay=1 cannot be set"),
+        ("optim.weigth_decay=1,2", "did you mean 'optim.weight_decay'?"),
         ("optim.weight_decay=much", "optim.weight_decay=much cannot be set"),
         ("optim.weight_decay", "write it as a sweep"),
         ("optim.lr=1,2", "does not select"),

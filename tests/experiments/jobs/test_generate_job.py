@@ -88,7 +88,10 @@ def test_chunks_of_a_prompt_change_nothing(go: Go):
     ("options", "says"),
     [
         ({"stop": [""]}, "generate.stop has an empty text"),
-        ({"out": "/nope/out.jsonl"}, "generate.out=/nope/out.jsonl must be a file in a folder"),
+        (
+            {"out": "/nope/out.jsonl"},
+            "generate.out=/nope/out.jsonl must be a regular file, or a new one in a folder",
+        ),
         ({"out": "/"}, "generate.out=/ must be a file"),
         ({"out": ""}, "generate.out= must be a file"),
         ({"file": "/nope"}, "generate.file=/nope: no such file"),

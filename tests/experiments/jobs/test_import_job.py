@@ -81,7 +81,7 @@ def test_a_model_is_trained_in_the_tokens_of_a_published_one(lab, published):
     [
         ((), "Give from=FOLDER"),
         (("from=nowhere",), "it has no config.json"),
-        (("from={published}", "name=report"), "name=report holds no runs"),
+        (("from={published}", "name=report"), "name=report: results/report is no place for runs"),
         (("from={bare}",), "has no tokenizer.json"),
         (("from={small}",), "it is another model's"),
     ],

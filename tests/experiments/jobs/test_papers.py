@@ -51,7 +51,7 @@ def test_models_are_named_with_options_of_their_own_a_model_for_each_value(confi
     [
         ("kda_pur", "unknown preset in compare.models 'kda_pur'; did you mean 'kda_pure'"),
         ("", "unknown preset in compare.models ''"),
-        ("kda_pure mixers.kda.neg_eigvals=true", "model.mixers.kda.neg_eigvals=True cannot be set"),
+        ("kda_pure mixers.kda.neg_eigvals=true", "did you mean 'model.mixers.kda.neg_eigval'?"),
         ("kda_pure mixers.kda.n_heads=many", "model.mixers.kda.n_heads=many cannot be set"),
         ("kda_pure mixers.kda.decay", "cannot read 'model.mixers.kda.decay'"),
     ],

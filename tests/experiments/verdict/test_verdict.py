@@ -107,7 +107,7 @@ def test_a_block_that_cannot_be_judged_is_refused(lab: Lab):
         (["block=kdaa"], "did you mean 'kda'?"),
         (["block=attention"], "is part of the plain transformer"),
         (["block=kda", "verdict.relative=ohc"], "unknown mixer to compare kda with"),
-        (["block=kda", "verdict.lengths=[]"], "must name sequence lengths"),
+        (["block=kda", "verdict.lengths=[]"], "verdict.lengths is empty"),
         (["block=kda", "verdict.lengths=[1]", "data.path=/nope"], "/nope"),  # a length of one token is one
         (["block=kda", "data.path=/nope"], "/nope"),
         (["block=kda", "optim.lr_min=1"], "optim.lr_min"),
