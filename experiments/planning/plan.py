@@ -102,7 +102,8 @@ def resolve(config: Config) -> Config:
     config = begin_from_weights(config)
     if config.data.name in TASKS:
         config = dataclasses.replace(config, data=data.resolve_task(config.data))
-    config = dataclasses.replace(config, data=data.pinned(config.data))
+    elif config.data.name == "hf":
+        config = dataclasses.replace(config, data=data.pinned(config.data))
     config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
     return at_studied_rate(apply_match(resolve_steps(config)))
 

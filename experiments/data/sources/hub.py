@@ -86,12 +86,10 @@ def is_local(cfg: DataConfig) -> bool:
 
 
 def pinned(cfg: DataConfig) -> DataConfig:
-    """The configuration with the commit of a data set on the hub as its revision; any other as it is.
+    """The configuration with the commit of a data set on the hub as its revision; of a folder as it is.
 
     Raises UserError for settings that cannot work, and where the hub cannot be asked.
     """
-    if cfg.name != "hf":
-        return cfg
     HuggingFace().check(cfg)
     if is_local(cfg):
         return cfg

@@ -75,7 +75,7 @@ def test_half_a_character_is_no_text(tmp_path: Path):
 def test_places_that_are_no_file(tmp_path: Path):
     with pytest.raises(UserError, match=r"generate.file=/nope: no such file"):
         read_prompts(GenerateConfig(file="/nope"))
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="is no regular file"):
         read_prompts(GenerateConfig(file=str(tmp_path)))
 
 

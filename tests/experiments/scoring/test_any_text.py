@@ -107,8 +107,9 @@ def test_the_tokenizer_of_a_run_needs_no_harness(finished: Lab, tmp_path: Path):
         assert tokenizer.decode(tokenizer.encode("théta")) == "théta"
     with pytest.raises(UserError, match="no model at"):
         zoo.tokenizer(tmp_path)
-    for saved, says in (({}, "no tokenizer was saved"), ({"tokenizer": "{}"}, "is damaged")):
-        (tmp_path / "model.json").write_text(json.dumps(saved))
+    model = json.loads((folder / "model.json").read_text())
+    for saved, says in ((None, "no tokenizer was saved"), ("{}", "is damaged")):
+        (tmp_path / "model.json").write_text(json.dumps({**model, "tokenizer": saved}))
         with pytest.raises(UserError, match=says):
             zoo.tokenizer(tmp_path)
 
