@@ -63,18 +63,26 @@ def listed() -> list[Entry]:
     """Return every figure that a module registers (FIGURES), in the order of a report.
 
     Modules are the files of analysis/figures, those with FIGURES in the folders of ARCHZOO_BLOCKS (`blocks=[FOLDER]`),
-    and entry points of the group archzoo.blocks. One that cannot be imported is named in a warning and left out: its
+    and entry points of the group archzoo.blocks. One that cannot be used is named in a warning and left out: its
     author may be in the middle of it.
     """
-    entries = []
+    return report_order(_registered()[0])
+
+
+def _registered() -> tuple[list[Entry], dict[str, str]]:
+    """Return the figures of all modules, and module -> reason of those that cannot be used."""
+    entries, unusable = [], {}
     for family in _families():
         try:
-            module = import_module(family)
-        except Exception as error:
-            _log.warning("left out: %s", _import_failure(family, error))
-            continue
-        entries += [replace(entry, family=family) for entry in getattr(module, "FIGURES", ())]
-    return report_order(entries)
+            found = [replace(entry, family=family) for entry in getattr(import_module(family), "FIGURES", ())]
+            report_order(found)
+            entries += found
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() in a file ends nothing else
+            unusable[family] = _import_failure(family, error)
+            _log.warning("left out: %s", unusable[family])
+    return entries, unusable
 
 
 def _families() -> Iterator[str]:
@@ -88,7 +96,7 @@ def _families() -> Iterator[str]:
     yield from (found.module for found in entry_points(group="archzoo.blocks"))
 
 
-def _import_failure(family: str, error: Exception) -> str:
+def _import_failure(family: str, error: BaseException) -> str:
     """Return `analysis/figures/NAME.py, line 3: NameError: ...`, with the line where that file went wrong."""
     file = f"{family.replace('.', '/')}.py"
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
@@ -100,15 +108,18 @@ def _import_failure(family: str, error: Exception) -> str:
 def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:
     """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
+    A file of figures that cannot be used is one that is missing, with the reason.
     Those of text are left out of results of synthetic tasks alone, and the other way round.
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
     under ``if __name__ == "__main__"``.
     Raises ResultsError where a process that draws is killed, as for want of memory.
     """
-    entries = [entry for entry in listed() if not drawn_runs(entry, results).runs.empty]
+    found, unusable = _registered()
+    entries = [entry for entry in report_order(found) if not drawn_runs(entry, results).runs.empty]
+    left_out = [ReportFigure(name, name, missing=f"left out: {reason}") for name, reason in unusable.items()]
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
-        return list(bar(draw_figure(entry, results, folder) for entry in entries))
+        return [*bar(draw_figure(entry, results, folder) for entry in entries), *left_out]
     for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
         if kind == "table":
             results.table(name)  # read here: this process lists the files that cannot be read
@@ -122,7 +133,7 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
         try:
             with _uninterrupted():
                 drawn = pool.map(_draw_inherited, entries, repeat(folder))
-            return list(bar(drawn))
+            return [*bar(drawn), *left_out]
         except BrokenProcessPool as error:
             raise ResultsError(
                 "a process that draws figures was killed, perhaps for want of memory; draw with fewer (sweep.workers=1)"
@@ -165,9 +176,9 @@ def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
         return _drawn(entry, results, folder)
     except NoData as reason:
         missing = str(reason)
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in a figure's file, too
         _log.exception("figure %s", entry.name)
         missing = f"drawing it failed ({type(error).__name__}: {error})"
     for suffix in (".svg", ".png", ".csv"):  # of an earlier report

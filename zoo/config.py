@@ -23,14 +23,13 @@ item is repeated up to the depth:
 import dataclasses
 import itertools
 import re
-import types
 import typing
 from typing import Any
 
 from kernels.dispatch import registered_backends
 from zoo import registry
 from zoo.errors import UserError, unknown
-from zoo.options import added, before_they_existed, deciding, limited
+from zoo.options import added, before_they_existed, deciding, fits, limited
 
 # The layouts of the HyperGraph report: eight sparse (S) and six full (F) layers each, and the dense baseline.
 LAYOUTS = {
@@ -137,23 +136,11 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
             value = from_dict(hints[key], value, f"{where}.{key}", recorded)
-        elif not _fits(value, hints[key]):
+        elif not fits(value, hints[key]):
             kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
             raise UserError(f"{where}.{key}={value!r} must be of type {kind}, not {type(value).__name__}")
         out[key] = value
     return cls(**out)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
-    if hint is Any:
-        return True
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    kind = typing.get_origin(hint) or hint
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
 
 
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
+import keyword
 import math
 import operator
+import types
+import typing
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -55,12 +59,51 @@ def limited(default: Any, **metadata: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def has_defaults(config: type) -> bool:
-    """Return whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
+def why_unusable(name: str, config: type) -> str | None:
+    """Why no configuration can have a node of this name with these options, as one has of every block; None: it can."""
+    if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name) or name[0] == "_":
+        return "a name is made of letters, digits and _, as my_block is"
+    if name == "name":
+        return "'name' is the key that chooses one; choose another"
     missing = dataclasses.MISSING
-    return dataclasses.is_dataclass(config) and not any(
+    if not dataclasses.is_dataclass(config) or any(
         f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
-    )
+    ):
+        return "its options are a dataclass whose every field has a default"
+    try:
+        hints, made = typing.get_type_hints(config), config()
+    except Exception as error:
+        return f"its options cannot be made ({type(error).__name__}: {error})"
+    for field in dataclasses.fields(config):
+        value, hint = getattr(made, field.name), hints[field.name]
+        if not _holds(hint):
+            return f"its option {field.name} is of a type that no configuration holds, {hint}; give a number or a text"
+        if not fits(value, hint):
+            return f"its option {field.name} has the default {value!r}, which is not of its type {hint}"
+    return None
+
+
+def _holds(hint: Any) -> bool:
+    """Return whether a configuration file can have values of this annotation."""
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, enum.Enum)):
+        return True
+    if hint in (int, float, str, bool, bytes, list, dict, tuple, types.NoneType, Any):
+        return True
+    kind = typing.get_origin(hint)
+    allowed = (types.UnionType, typing.Union, list, dict, tuple)
+    return kind in allowed and all(x is Ellipsis or _holds(x) for x in typing.get_args(hint))
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
+    if hint is Any:
+        return True
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(fits(value, option) for option in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def remembered(function: Callable[..., R]) -> Callable[..., R]:

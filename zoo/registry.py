@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import UserError, unknown
-from zoo.options import has_defaults
+from zoo.options import why_unusable
 
 _ROOT = Path(__file__).resolve().parents[1]
 _left_out: dict[str, str] = {}  # module -> its mistake
@@ -117,10 +117,11 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             raise ValueError(
                 f"{cls.__module__}: the colour of {kind} '{name}' is #rrggbb, not '{block.color}'"
             )
-        if not has_defaults(block.config):
-            raise ValueError(
-                f"{cls.__module__}: the options of {kind} '{name}' are a dataclass whose every field has a default"
-            )
+        if wrong := why_unusable(name, block.config):
+            raise ValueError(f"{cls.__module__}: {kind} '{name}': {wrong}")
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError(f"{cls.__module__}: title, family and the like of {kind} '{name}' are texts")
+        sketch_rows(block.sketch)
         _refuse_clash(block)
         _BLOCKS[kind][name] = block
         return cls
@@ -258,11 +259,13 @@ def modules_of(package_name: str) -> list[str]:
     return [f"{package_name}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
 
 
-def import_error(name: str) -> Exception | None:
-    """Import a module; returns what was raised, None where all went well."""
+def import_error(name: str) -> BaseException | None:
+    """Import a module; returns what was raised, sys.exit() included, None where all went well."""
     try:
         importlib.import_module(name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return error
     return None
 
@@ -296,7 +299,7 @@ def _written(cls: type) -> float:
     return Path(file).stat().st_mtime if file else float("inf")
 
 
-def leave_out(name: str, error: Exception) -> None:
+def leave_out(name: str, error: BaseException) -> None:
     """Remember that this module could not be imported, and why."""
     _left_out[name] = _describe(error)
 
@@ -320,7 +323,7 @@ def left_out(package_name: str = __package__) -> list[str]:
     ]
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """`zoo/mixers/ema.py, line 12: NameError: name 'nn' is not defined`."""
     file, line = _place(error)
     path = Path(file)
@@ -329,7 +332,7 @@ def _describe(error: Exception) -> str:
     return f"{relative}, line {line}: {type(error).__name__}: {message}"
 
 
-def _place(error: Exception) -> tuple[str, int | None]:
+def _place(error: BaseException) -> tuple[str, int | None]:
     """File and line of the mistake: in the file whose import failed, not in what it called."""
     # A newcomer that was imported already: the traceback is of the file that it clashed with.
     if isinstance(error, Clash) and error.newcomer.__module__ in sys.modules:

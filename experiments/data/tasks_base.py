@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from experiments.data.batches import extend_hash, state_after
-from zoo.options import has_defaults
+from zoo.options import why_unusable
 from zoo.registry import Clash, import_all, newest_first
 
 # Random numbers of one sequence.
@@ -154,10 +154,8 @@ def register_task(name: str, *, config: type, title: str, source: str) -> Callab
     """
 
     def register(cls: type[Task]) -> type[Task]:
-        if not has_defaults(config):
-            raise ValueError(
-                f"{cls.__module__}: the options of task '{name}' are a dataclass whose every field has a default"
-            )
+        if wrong := why_unusable(name, config):
+            raise ValueError(f"{cls.__module__}: task '{name}': {wrong}")
         _refuse_clash(name, cls)
         cls.name, cls.config, cls.title, cls.source = name, config, title, source
         TASKS[name] = cls

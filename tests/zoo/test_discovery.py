@@ -62,6 +62,13 @@ def good(name: str, letter: str) -> str:
         ("def f():\n    return 1 / 0\n\nf()\n", 2, "ZeroDivisionError: division by zero"),
         (good("late", "Z") + "\nundefined\n", 9, "NameError"),
         (good("attention", "Z"), 5, "Clash: P.bad: mixer name 'attention' is taken by zoo.mixers.attention"),
+        ("raise SystemExit", 1, "SystemExit: "),
+        (
+            good("my-bad", "Z"),
+            5,
+            "ValueError: P.bad: mixer 'my-bad': a name is made of letters, digits and _",
+        ),
+        (good("name", "Z"), 5, "ValueError: P.bad: mixer 'name': 'name' is the key that chooses one"),
         (good("bad", "z"), 5, "ValueError: a mixer's letter is one capital letter A-Z, not 'z'"),
     ],
 )
@@ -84,10 +91,19 @@ def test_of_two_files_with_one_letter_the_older_stays(discovered):
     assert "again" not in registry.blocks("mixer")
 
 
-def test_options_without_a_default_are_refused_where_they_are_registered(discovered):
-    options = "from dataclasses import dataclass\n@dataclass\nclass C:\n    size: int\n"
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("size: int", "its options are a dataclass whose every field has a default"),
+        ("size: int = 'x'", "its option size has the default 'x', which is not of its type"),
+        ("size: object = None", "its option size is of a type that no configuration holds"),
+        ("size: 'nothing' = 1", "its options cannot be made (NameError"),
+    ],
+)
+def test_options_that_no_configuration_holds_are_refused_where_they_are_registered(discovered, field, said):
+    options = f"from dataclasses import dataclass\n@dataclass\nclass C:\n    {field}\n"
     (found,) = discovered({"bad": options + good("bad", "Z").replace('"Z"', '"Z", config=C')})
-    assert "the options of mixer 'bad' are a dataclass whose every field has a default" in found
+    assert f"mixer 'bad': {said}" in found
 
 
 def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):
