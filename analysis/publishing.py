@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -137,7 +138,7 @@ def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
     """Return the results without paths of this machine, and with the named probe tables only."""
     runs = results.runs.assign(
         folder=results.runs["experiment"] + "/" + results.runs["run"],
-        command=results.runs["command"].map(without_paths, na_action="ignore"),
+        command=results.runs["command"].map(command_without_paths, na_action="ignore"),
     )
     kept = set(tables)
     frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
@@ -192,7 +193,7 @@ def _provenance(results: Results, publication: Publication) -> Provenance:
     origins(results, source)
     return Provenance(
         question=question,
-        command=without_paths(publication.command),
+        command=command_without_paths(publication.command),
         commit=publication.commit,
         dirty=publication.dirty,
         source=" ".join(source.split()),
@@ -330,6 +331,67 @@ def without_paths(text: str) -> str:
     return ABSOLUTE.sub(r"\1", text)
 
 
+PLACES = frozenset(
+    (
+        *(
+            "results",
+            "run",
+            "runs",
+            "out",
+            "source",
+            "from",
+            "blocks",
+            "file",
+            "inputs",
+            "weights",
+            "include",
+            "plan",
+        ),
+        *("path", "train_path", "gpt2_path", "tokenizer_path", "cache_dir", "searchpath"),
+    )
+)
+"""Last words of the keys whose values are places, of this machine unless they are public names."""
+_ITEM = re.compile(r"'[^']*'|\"[^\"]*\"|[^,\[\]]+")
+
+
+def command_without_paths(command: str) -> str:
+    """Return a command with the last part of every path in it: whatever a key that takes places has, and absolute ones.
+
+    By words, not by what a path looks like: one may have blanks in it, start anywhere, or stand in a list.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # no command that a shell takes
+        return without_paths(command)
+    return shlex.join(map(_word_without_paths, words))
+
+
+def _word_without_paths(word: str) -> str:
+    key, sign, value = word.partition("=")
+    if not sign:
+        return _last_part(word)
+    if key.rpartition(".")[2].lstrip("+~") in PLACES:
+        return f"{key}={_ITEM.sub(lambda item: _last_of_quoted(item[0]), value)}"
+    return f"{key}={_ITEM.sub(lambda item: without_paths(_last_part(item[0])), value)}"
+
+
+def _last_of_quoted(item: str) -> str:
+    """The last part of an item of a list, in its quotes."""
+    mark = item[0] if item[0] in "'\"" else ""
+    return f"{mark}{_name(item.strip(mark) if mark else item)}{mark}"
+
+
+def _last_part(text: str) -> str:
+    """The last part of what can only be a path, or the text."""
+    return _name(text) if text.startswith(("/", "~", "./", "../")) else text
+
+
+def _name(path: str) -> str:
+    """The last part of a path; an address, and a place below the program's own results/, hide nothing."""
+    public = "://" in path or (path.startswith("results/") and ".." not in path)
+    return path if public else PurePosixPath(path).name or path
+
+
 def write_provenance(folder: Path, provenance: Provenance) -> Path:
     """Write provenance.json atomically."""
     text = json.dumps(asdict(provenance), indent=1, ensure_ascii=False)
@@ -394,7 +456,7 @@ def _pass(run: str, record: dict[str, Any]) -> Pass:
     command = record.get("command")
     return Pass(
         [run],
-        None if command is None else without_paths(str(command)),
+        None if command is None else command_without_paths(str(command)),
         dict(record["settings"]),
         record.get("commit"),
         record.get("dirty"),
@@ -811,10 +873,12 @@ def _hashed(identity: Tree) -> str:
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 
-def _portable(value: Any) -> Any:
-    """A configuration without this machine's folders (of an absolute path, its last part), in the order of its keys."""
+def _portable(value: Any, key: str = "") -> Any:
+    """A configuration without this machine's folders (of a path, its last part), in the order of its keys."""
     if isinstance(value, dict):
-        return {key: _portable(value[key]) for key in sorted(value, key=str)}
+        return {inner: _portable(value[inner], str(inner)) for inner in sorted(value, key=str)}
     if isinstance(value, list):
-        return [_portable(item) for item in value]
-    return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+        return [_portable(item, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    return _name(value) if key in PLACES else _last_part(value)

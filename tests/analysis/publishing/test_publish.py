@@ -12,6 +12,7 @@ import yaml
 from analysis import ResultsError, load_results, publishing
 from analysis.publishing import (
     Publication,
+    command_without_paths,
     missing_parts,
     publish,
     without_paths,
@@ -146,6 +147,30 @@ def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run
 )
 def test_of_absolute_paths_the_last_part_is_left_and_relative_ones_stay(text, left):
     assert without_paths(text) == left
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("/usr/bin/python /home/me/run.py lr=1", "python run.py lr=1"),
+        ("python run.py 'data.path=/home/me/my texts/a b.txt'", "python run.py 'data.path=a b.txt'"),
+        ("python run.py data.path=texts/secret/a.txt", "python run.py data.path=a.txt"),
+        ("python run.py results=/me runs=../me/exp", "python run.py results=me runs=exp"),
+        (
+            "python run.py 'blocks=['\\''/home/me/my own'\\'',b/c]'",
+            "python run.py 'blocks=['\"'\"'my own'\"'\"',c]'",
+        ),
+        ("python run.py data.dataset=./me/texts", "python run.py data.dataset=texts"),
+        *(
+            2 * (f"python run.py {word}",)
+            for word in ("runs=results/exp", "data.dataset=org/name", "model=a/b")
+        ),
+        *(2 * (f"python run.py {word}",) for word in ("source=https://x.org/a/b", "optim.lr=1e-3,3e-3")),
+        ("an unclosed ' /home/me/x", "an unclosed ' x"),
+    ],
+)
+def test_in_a_command_no_path_of_this_machine_is_left(command, left):
+    assert command_without_paths(command) == left
 
 
 @pytest.mark.slow
