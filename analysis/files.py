@@ -268,6 +268,38 @@ def pictured(text: str) -> str:
     return text.translate(_PICTURES)
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def pictured_cells(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table that was read with pictures for control characters in its texts (`pictured`)."""
+    return _with_texts(frame, _CONTROL, pictured)
+
+
+def _with_texts(frame: pd.DataFrame, odd: re.Pattern, change: Callable[[str], str]) -> pd.DataFrame:
+    """Return a table with `change` made in the columns that have a text in which there is something `odd`."""
+    changed = {}
+    for name, kind in frame.dtypes.items():
+        texts = pd.api.types.is_object_dtype(kind) or isinstance(kind, pd.StringDtype)
+        if texts and any(isinstance(cell, str) and odd.search(cell) for cell in set(map(str, frame[name]))):
+            changed[name] = frame[name].map(lambda cell: change(cell) if isinstance(cell, str) else cell)
+    return frame.assign(**changed)
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> Path:
+    """Write a table for spreadsheets, atomically (`csv_text`)."""
+    return write_text(path, csv_text(frame))
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a table as CSV in which no text is a formula: before one that begins as they do stands an apostrophe."""
+    return _with_texts(frame, _FORMULA, lambda text: _FORMULA.sub(r"'\g<0>", text)).to_csv(index=False)
+
+
+_FORMULA = re.compile(r"\A[=+@\t\r-](?![\d.]+(?:e[+-]?\d+)?\Z)", re.IGNORECASE)
+"""What spreadsheets compute, which a number is not."""
+
+
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn")
 """Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from analysis import figures
 from analysis.comparing.equal_terms import with_marks
 from analysis.figure_entry import Entry, report_order
-from analysis.files import NoData, ResultsError, unknown, write_atomically
+from analysis.files import NoData, ResultsError, unknown, write_csv
 from analysis.loading.columns import RUN_COLUMNS
 from analysis.loading.probes import probed_steps, steps_text
 from analysis.loading.results import TABLES, Results, advice
@@ -66,7 +66,10 @@ def listed() -> list[Entry]:
     and entry points of the group archzoo.blocks. One that cannot be used is named in a warning and left out: its
     author may be in the middle of it.
     """
-    return report_order(_registered()[0])
+    entries, unusable = _registered()
+    for reason in unusable.values():
+        _log.warning("left out: %s", reason)
+    return report_order(entries)
 
 
 def _registered() -> tuple[list[Entry], dict[str, str]]:
@@ -81,7 +84,6 @@ def _registered() -> tuple[list[Entry], dict[str, str]]:
             raise
         except BaseException as error:  # sys.exit() in a file ends nothing else
             unusable[family] = _import_failure(family, error)
-            _log.warning("left out: %s", unusable[family])
     return entries, unusable
 
 
@@ -114,9 +116,9 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
     under ``if __name__ == "__main__"``.
     Raises ResultsError where a process that draws is killed, as for want of memory.
     """
-    found, unusable = _registered()
-    entries = [entry for entry in report_order(found) if not drawn_runs(entry, results).runs.empty]
-    left_out = [ReportFigure(name, name, missing=f"left out: {reason}") for name, reason in unusable.items()]
+    entries = [entry for entry in listed() if not drawn_runs(entry, results).runs.empty]
+    unusable = _registered()[1].items()
+    left_out = [ReportFigure(name, name, missing=f"left out: {reason}") for name, reason in unusable]
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
         return [*bar(draw_figure(entry, results, folder) for entry in entries), *left_out]
@@ -189,7 +191,7 @@ def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
 def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     figure, caption, table = draw(entry, results)
     svg, png = save(figure, folder / entry.name)
-    write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
+    write_csv(table, folder / f"{entry.name}.csv")
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
     if svg.stat().st_size <= HEAVY:
         shown = {"svg": svg.read_text(encoding="utf-8")}

@@ -33,6 +33,7 @@ from analysis.files import (
     remove_partials,
     unknown,
     write_atomically,
+    write_csv,
     write_text,
 )
 from analysis.gallery import draw, listed
@@ -96,7 +97,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
             missing_ok=True
         )  # without it, a publication that was killed is recognised as incomplete
         files = [*shown.to_parquet(folder, small=True), *write_configurations(folder, configs, identities)]
-        files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
+        files.append(write_csv(table, folder / "comparison.csv"))
         if len(results.selection):
             write = partial(results.selection.to_csv, index=False)
             files.append(write_atomically(folder / tables.FILE, write))

@@ -17,6 +17,7 @@ from experiments.configuration.compose import short_labels
 from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
 from experiments.planning.identity import tell_earlier
 from experiments.planning.plan import Plan
+from experiments.system.machine import one_line
 from experiments.system.processes import MIN_SECONDS
 from experiments.training.execute import prepare
 
@@ -102,7 +103,8 @@ class SweepDisplay:
         self.share.pop(planned.run, None)
         self.ended += 1
         self.bar.clear()
-        tqdm.write(f"[{self.ended}/{self.bar.total}] {self.names[planned.run]}: {what}", file=sys.stdout)
+        line = one_line(f"{self.names[planned.run]}: {what}")  # the message may be that of a file
+        tqdm.write(f"[{self.ended}/{self.bar.total}] {line}", file=sys.stdout)
         sys.stdout.flush()
         self._refresh(force=True)
 

@@ -91,7 +91,7 @@ def _lines(rows: pd.DataFrame) -> Iterator[tuple[int, list]]:
         line, column = [], 0
         for row in rows[rows["choice"] == choice].sort_values("position").itertuples(index=False):
             text = token_label(str(row.position if pd.isna(row.text) else row.text), 14)
-            width = len(text.replace("\\$", "$"))
+            width = len(text)
             if column + width > LINE:
                 yield choice, line
                 line, column = [], 0

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.files import pictured, pictured_cells
 from analysis.loading.columns import METRIC_KEYS, RATES, RUN_COLUMNS, SETTING_COLUMNS
 
 # Reading without following links out of a folder. Results may come from strangers, and a report shows texts of every
@@ -84,7 +85,12 @@ class Unfinished:
 def run_title(folder: Path) -> str:
     """Return "experiment/run" of a run folder, also of one given as "."; of a link its own name."""
     place = folder.parent.resolve() / folder.name if folder.is_symlink() else folder.resolve()
-    return readable("/".join(place.parts[-2:]))
+    return shown("/".join(place.parts[-2:]))
+
+
+def shown(text: str) -> str:
+    """Return a text of a file as it may be shown: readable, and with pictures for control characters."""
+    return pictured(readable(text))
 
 
 def readable(text: str) -> str:
@@ -152,7 +158,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[str]] | Unfinished:
         summary = _read_object(folder / "summary.json")
         return _row(folder, summary)
     except Broken as error:
-        return Unfinished(folder, "broken", readable(str(error)))
+        return Unfinished(folder, "broken", shown(str(error)))
     except RecursionError:
         return Unfinished(folder, "broken", "summary.json is nested too deep")
 
@@ -180,7 +186,7 @@ def _unfinished(folder: Path) -> Unfinished:
 def _failure_text(failure: dict[str, Any]) -> str:
     step, module = failure.get("step"), failure.get("module")
     where = ("" if step is None else f" at step {step}") + ("" if not module else f" in {module}")
-    return readable(f"{failure.get('kind', 'error')}{where}: {failure.get('message', 'no message')}")
+    return shown(f"{failure.get('kind', 'error')}{where}: {failure.get('message', 'no message')}")
 
 
 def _last_step(folder: Path) -> int | None:
@@ -246,7 +252,7 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         if text != readable(text):
             raise Broken(f"summary.json: {source} is {reprlib.repr(text)}, which is no text")
-        return text
+        return pictured(text)
     if dtype == "boolean" and isinstance(value, bool):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -316,9 +322,7 @@ def _options(identity: dict[str, Any]) -> dict[str, float | str]:
             key = f"{'trainer' if name in _TRAINER else 'optim'}.{name}"
         if name and name not in _DOCUMENTED and key not in _IN_COLUMNS:
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            options[key] = (
-                value if number else readable(value if isinstance(value, str) else json.dumps(value))
-            )
+            options[key] = value if number else shown(value if isinstance(value, str) else json.dumps(value))
     return options
 
 
@@ -380,7 +384,7 @@ def gather(
     frames, rows, problems = [], [], []
     for source in found:
         try:
-            frame, owners = source.share(read(source))
+            frame, owners = source.share(pictured_cells(read(source)))
         except UNREADABLE as error:
             reason = f"no column {error}" if isinstance(error, KeyError) else error
             problems.append(f"{source.title}: {source.path.name} cannot be read ({reason})")
@@ -422,7 +426,7 @@ def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str
 def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The runs that were exported to a folder, as rows, and the problems met. Raises Broken."""
     try:
-        frame = pd.read_parquet(own_file(folder, EXPORTED_RUNS))
+        frame = pictured_cells(pd.read_parquet(own_file(folder, EXPORTED_RUNS)))
         typed = frame.astype({c.name: c.dtype for c in RUN_COLUMNS if c.name in frame})
     except UNREADABLE as error:
         raise Broken(f"{EXPORTED_RUNS} cannot be read ({error})") from error

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.files import NoData
+from analysis.files import NoData, pictured_cells
 from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS, RATES, labels, short_names
 from analysis.loading.files import EXPORTED_METRICS, NOT_RUNS, Key, Source, gather, keyed, read_text, sources
 
@@ -32,7 +32,7 @@ def read_bench(path: Path, columns: Iterable[str], numbers: Iterable[str]) -> pd
     Raises NoData where the file cannot be read or lacks some of ``columns``.
     """
     try:
-        rows = pd.read_csv(path)
+        rows = pictured_cells(pd.read_csv(path))
     except (OSError, ValueError) as error:
         raise NoData(f"{path.name} cannot be read ({error})") from error
     missing = [name for name in columns if name not in rows]
@@ -209,7 +209,7 @@ def read_selection(folder: Path) -> pd.DataFrame:
     task: of synthetic tasks, the task with its options, which is the runs' training_set; empty for text, and in records
     from before there were tasks. seconds, of training: NaN in records from before they were kept.
     """
-    frame = pd.read_csv(StringIO(read_text(folder, FILE)), dtype=dict.fromkeys(_TEXTS, "str"))
+    frame = pictured_cells(pd.read_csv(StringIO(read_text(folder, FILE)), dtype=dict.fromkeys(_TEXTS, "str")))
     frame = frame.assign(task=frame.get("task", ""), seconds=frame.get("seconds", math.nan))
     missing = [name for name in COLUMNS if name not in frame]
     if missing:

@@ -31,7 +31,7 @@ def _known() -> frozenset[int]:
 
 
 def token_label(text: str, longest: int = LONGEST_LABEL) -> str:
-    """Format a token as a tick label: outer spaces and line ends as signs, "$" escaped, cut to ``longest``.
+    """Format a token as a tick label: outer spaces and line ends as signs, cut to ``longest``.
 
     " a" and "a" are different tokens, hence the signs. Characters that the figures' font lacks become □.
     """
@@ -40,8 +40,7 @@ def token_label(text: str, longest: int = LONGEST_LABEL) -> str:
     middle = shown.strip(" ")
     shown = SPACE * before + middle + SPACE * after if middle else SPACE * before
     shown = "".join(sign if ord(sign) in _known() else "□" for sign in shown)
-    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
-    return shown.replace("$", r"\$")
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 LONGEST = 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import hashlib
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatterSciNotation
 from PIL import Image
 
 from analysis.comparing.equal_terms import without_marks
@@ -39,6 +41,7 @@ INK, FAINT = "#22252b", "#d9dce1"
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
+    "text.parse_math": False,  # names come from files: "$" and "^" in them are no formulas
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
     "axes.labelsize": 10,
@@ -186,6 +189,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
         ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
     }
+    plain_powers(figure)
     _lay_out(figure)
     return [
         write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
@@ -223,6 +227,28 @@ def _lay_out(figure: Figure) -> None:
             figure.draw_without_rendering()
             break
     figure.set_layout_engine("none")  # solved once; for a grid of maps it costs more than drawing
+
+
+_POWER = re.compile(r"\^\{(-?\d+)\}")
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class _PlainPowers(LogFormatterSciNotation):
+    """Matplotlib's labels of logarithmic scales as characters, 10⁻³, where it writes formulas."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        label = super().__call__(x, pos).removeprefix(r"$\mathdefault{").removesuffix("}$")
+        return _POWER.sub(lambda found: found[1].translate(_RAISED), label.replace(r"\times", "×")).replace(
+            "-", "−"
+        )
+
+
+def plain_powers(figure: Figure) -> None:
+    """Let logarithmic scales have labels without formulas, which no text of a figure is taken for."""
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        for ticks in (axis.major, axis.minor):
+            if isinstance(ticks.formatter, LogFormatterSciNotation):
+                ticks.formatter.__class__ = _PlainPowers
 
 
 def figure_note(figure: Figure, text: str) -> None:

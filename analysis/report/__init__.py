@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.comparing.tables import compare, with_final_validation
-from analysis.files import ResultsError, refuse_link, remove_partials, write_atomically, write_text
+from analysis.files import ResultsError, refuse_link, remove_partials, write_csv, write_text
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
 from analysis.report.columns import BALANCE, HARNESS, QUALITY, rows
@@ -101,14 +100,10 @@ def _write_tables(results: Results, content: Content, folder: Path) -> None:
             for suffix in (".csv", ".tex"):
                 (folder / f"{name}{suffix}").unlink(missing_ok=True)
             continue
-        _write_csv(content.tasks.long if name == "tasks" else frame, folder / f"{name}.csv")
+        write_csv(content.tasks.long if name == "tasks" else frame, folder / f"{name}.csv")
         write_text(
             folder / f"{name}.tex",
             latex.table(fields, rows(frame), f"{content.summary} Speeds: {content.speeds}."),
         )
     if content.samples.prompts:
-        _write_csv(results.table("samples"), folder / "samples.csv")
-
-
-def _write_csv(frame: pd.DataFrame, path: Path) -> None:
-    write_atomically(path, partial(frame.to_csv, index=False))
+        write_csv(results.table("samples"), folder / "samples.csv")

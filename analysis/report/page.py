@@ -76,7 +76,7 @@ def render(content: Content) -> str:
     jinja.globals["sort_key"] = sort_key
     jinja.globals["series_key"] = series_key
     jinja.filters["inline"] = lambda figure: Markup(inline(figure.svg, figure.name))
-    csv = content.comparison.drop(columns=["series", "dot"]).to_csv(index=False)
+    csv = files.csv_text(content.comparison.drop(columns=["series", "dot"]))
     encoded = base64.b64encode(csv.encode()).decode()
     return jinja.get_template("report.html.j2").render(
         content=content, comparison_csv=f"data:text/csv;base64,{encoded}"

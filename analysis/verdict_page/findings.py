@@ -24,7 +24,7 @@ from analysis.comparing.verdicts import (
     known_levels,
     levels_text,
 )
-from analysis.files import ResultsError
+from analysis.files import ResultsError, pictured_cells
 from analysis.loading.files import read_text
 from analysis.loading.probes import SUMMARY, at_best_rates
 from analysis.loading.results import Results
@@ -103,7 +103,7 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
     if not (folder / f"{name}.csv").is_file():
         return pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in types.items()})
     frame = pd.read_csv(StringIO(read_text(folder, f"{name}.csv")), dtype=types, keep_default_na=False)
-    return frame[list(types)]
+    return pictured_cells(frame[list(types)])
 
 
 def _type(column: str) -> str:

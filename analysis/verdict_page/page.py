@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from analysis import files
 from analysis.caveats import place
-from analysis.files import engineering, listing, refuse_link, whole, write_atomically, write_text
+from analysis.files import engineering, listing, refuse_link, whole, write_csv, write_text
 from analysis.loading.results import Results
 from analysis.publishing import without_paths
 from analysis.report.page import environment
@@ -159,7 +158,7 @@ def publish_verdict(folder: Path, results: Results, published: Path) -> Path:
     refuse_link(place)
     place.mkdir(exist_ok=True)
     for name in TABLES:
-        write_atomically(place / f"{name}.csv", partial(getattr(tables, name).to_csv, index=False))
+        write_csv(getattr(tables, name), place / f"{name}.csv")
     write_text(place / RECORD, json.dumps(tables.record, indent=1) + "\n")
     return _write(place, gather(tables, results)._replace(report=False))
 

@@ -21,6 +21,7 @@ from experiments.configuration.explain import OPTIONS, unused_options
 from experiments.configuration.hydra_settings import Composed
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
+from experiments.system.machine import one_line
 from experiments.system.paths import BLOCKS, CONF, IN_WHEEL, ROOT
 from zoo import registry
 from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
@@ -328,7 +329,7 @@ def tell_other_model(config: Config) -> None:
     differ = {key: _value(model, key) for key in compared}
     differ = {key: own for key, own in differ.items() if own != _value(config.model, key)}
     if differ:
-        own = ", ".join(f"model.{key}={value}" for key, value in sorted(differ.items()))
+        own = one_line(", ".join(f"model.{key}={value}" for key, value in sorted(differ.items())))
         print(
             f"notice: {config.run} stays as it was trained, with {own}; job={config.job} takes no model from the "
             "command",

@@ -15,6 +15,7 @@ from experiments.generation import Continuation, Speed, continue_prompts, encode
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.runs import LoadedRun, load_run
+from experiments.system import machine
 from experiments.system.processes import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
@@ -60,13 +61,13 @@ def _stream(loaded: LoadedRun, text: str, config: Config, speed: Speed) -> list[
 
     def show(made: list[Continuation]) -> None:
         nonlocal shown
-        sys.stdout.write(text if shown is None else made[0].safe_text[shown:])
+        sys.stdout.write(machine.pictured(text if shown is None else made[0].safe_text[shown:]))
         sys.stdout.flush()
         shown = len(made[0].safe_text)
 
     (prompts,) = encode_prompts(loaded, [text], config.generate)
     made = continue_prompts(loaded, prompts, config.generate, config.seed, speed, show)
-    print(f"{made[0].text[shown:]}\n")
+    print(f"{machine.pictured(made[0].text[shown:])}\n")
     return made
 
 
@@ -84,7 +85,8 @@ def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: 
         finished += continue_prompts(loaded, prompts, g, config.seed + first - 1, speed, show)
         bar.close()
         for i in range(first, last + 1):
-            print(f"── {i} of {len(texts)} ──\n{texts[i - 1]}{finished[i - 1].text}\n", flush=True)
+            text = machine.pictured(texts[i - 1] + finished[i - 1].text)
+            print(f"── {i} of {len(texts)} ──\n{text}\n", flush=True)
     return finished
 
 

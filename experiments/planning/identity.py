@@ -18,6 +18,7 @@ from experiments import data
 from experiments.configuration.schema import Config, TrainerConfig
 from experiments.data.cache import content_hash
 from experiments.runs import CONFIG, RunFolder, read_config
+from experiments.system.machine import one_line
 from experiments.system.paths import ROOT
 from zoo import registry
 from zoo.errors import UserError
@@ -262,4 +263,4 @@ def _made_with(config: Config) -> list[str]:
 
 
 def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return one_line(value if isinstance(value, str) else json.dumps(value, default=str))

@@ -35,6 +35,17 @@ def one_line(text: object) -> str:
     return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 
+def pictured(text: str) -> str:
+    """The text with pictures for control characters (␛ for ESC) but for line ends and tabs, which terminals obey."""
+    return "".join(c if c in "\n\t" or ord(c) >= 0xA0 else _picture(ord(c)) for c in text)
+
+
+def _picture(code: int) -> str:
+    return (
+        chr(0x2400 + code) if code < 0x20 else chr(code) if code < 0x7F else "␡" if code == 0x7F else "\ufffd"
+    )
+
+
 _ROOM = "the disk is full or its quota used up: make room"
 _RIGHTS = "it may not be read or written: change its permissions, or give another folder (results=...)"
 _REMEDIES = {

@@ -11,6 +11,7 @@ from experiments.data import Split
 from experiments.parallel import group
 from experiments.probing import probe_run
 from experiments.probing.held_out import evenly_spaced_windows, probe_windows
+from experiments.system.machine import one_line
 from experiments.training import pl
 from experiments.training.callbacks import MetricRows, StepCallback, is_due
 from experiments.training.lightning_modules import LanguageModelling
@@ -42,7 +43,7 @@ class ProbeTraining(StepCallback):
                 row for row in probe_run.read(self.run, probe_run.TRAINING) if row[0] <= trainer.global_step
             ]
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-            print(f"warning: cannot read {path} ({error}); it begins anew", flush=True)
+            print(f"warning: cannot read {path} ({one_line(error)}); it begins anew", flush=True)
         probe_run.write(self.run, probe_run.TRAINING, self.rows)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:

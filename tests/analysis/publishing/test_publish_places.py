@@ -42,7 +42,6 @@ def everything(house):
         "report",
         "published",
         "new\nline",
-        "nul\0",
         " blank",
         "x" * 300,
     ],
