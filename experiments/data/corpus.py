@@ -36,6 +36,7 @@ TOKENIZER = "tokenizer.json"
 _BATCH_CHARACTERS = 1 << 21
 _FINGERPRINT_VERSION = 1
 _COUNTS = dict.fromkeys(("tokens", "words", "bytes", "documents"), range(2**63))
+_DTYPES = ("uint16", "uint32")
 _META = {"fingerprint": str, "dtype": str, "splits": dict.fromkeys(SPLITS, _COUNTS), "sha256": {str: str}}
 _CUTTING = f"words cut at {LONGEST_WORD}"
 
@@ -201,6 +202,10 @@ def corpus_problem(folder: Path) -> str | None:
         meta = read_json(folder / META, _META)
         if meta["fingerprint"] != folder.name:
             return f"{META} is of another text"
+        for split, counts in meta["splits"].items():
+            size = require_file(tokens_file(folder, split)).st_size
+            if meta["dtype"] not in _DTYPES or size != counts["tokens"] * np.dtype(meta["dtype"]).itemsize:
+                return f"{META} does not describe {tokens_file(folder, split).name}"
         for name in (TOKENIZER, *(tokens_file(folder, split).name for split in SPLITS)):
             if _digest(folder / name, *file_state(folder / name)) != meta["sha256"][name]:
                 return f"{name} does not hold what was written"
