@@ -75,11 +75,7 @@ def test_half_a_character_is_no_text(tmp_path: Path):
 def test_places_that_are_no_file(tmp_path: Path):
     with pytest.raises(UserError, match=r"generate.file=/nope: no such file"):
         read_prompts(GenerateConfig(file="/nope"))
-<<<<<<< HEAD
     with pytest.raises(UserError, match="is no regular file"):
-=======
-    with pytest.raises(UserError, match="cannot be read: it is no regular file"):
->>>>>>> e77caf95 (Nothing of a file reaches a terminal as an escape, a spreadsheet as a formula or a label as mathtext; SECURITY.md)
         read_prompts(GenerateConfig(file=str(tmp_path)))
 
 
