@@ -15,7 +15,7 @@ from experiments.generation import Continuation, Speed, continue_prompts, encode
 from experiments.jobs import Job
 from experiments.parallel.group import pick_device
 from experiments.runs import LoadedRun, load_run
-from experiments.system import machine
+from experiments.system import machine, paths
 from experiments.system.processes import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
@@ -49,6 +49,8 @@ def _check(g: GenerateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
     if "" in g.stop:
         raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
+    if g.out is not None:
+        paths.check_file(g.out, "generate.out")
 
 
 def _out(g: GenerateConfig) -> Path:
