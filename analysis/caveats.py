@@ -68,7 +68,7 @@ def _untested(runs: pd.DataFrame) -> list[str]:
     of_text = runs[runs["task"].isna()]
     if metric == FINAL and of_text[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] > 1:
         sentences.append(
-            "the order of the models means nothing: their losses are per token of mixed tokenizers."
+            "the order of the models means nothing: their losses are per token of different tokenizers."
         )
     return sentences
 
@@ -580,7 +580,7 @@ def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFram
     columns = ["run", "loss", "machine"]
     both = halves[0][["label", "seed", *columns]].merge(halves[1][columns], on="run", suffixes=("_a", "_b"))
     if both.empty:
-        raise ResultsError("no run is in both results: their ids (content hashes) have none in common")
+        raise ResultsError("no run is in both results: they share no id (content hash)")
     both["difference"] = both["loss_b"] - both["loss_a"]
     for side in ("a", "b"):
         means = both.groupby("label")[f"loss_{side}"].mean().rank(method="min").astype("int64")

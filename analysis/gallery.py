@@ -271,9 +271,7 @@ def _bench(name: str, results: Results) -> None:
 
 def _answers(axis: str, results: Results) -> None:
     if not (results.table("answers")["axis"] == axis).any():
-        raise NoData(
-            f"no run has answers.csv with its answers by {axis}; runs of before it was written have none"
-        )
+        raise NoData(f"no run has answers.csv with its answers by {axis}; older runs have none")
 
 
 _CHECKS: dict[str, Callable[[str, Results], None]] = {

@@ -180,14 +180,14 @@ def _tables(leave_out: Iterable[str]) -> list[str]:
     """The tables of probes to publish."""
     for name in leave_out:
         if name not in TABLES:
-            raise ResultsError(f"no table '{name}' to leave out; there are {', '.join(TABLES)}")
+            raise ResultsError(f"no table '{name}' to leave out; known are {', '.join(TABLES)}")
     return [name for name in TABLES if name not in set(leave_out)]
 
 
 def _provenance(results: Results, publication: Publication) -> Provenance:
     question = " ".join((publication.question or "").split())
     if not question:
-        raise ResultsError("what does this study ask? Say so in a sentence: 'question=\"Does ... ?\"'")
+        raise ResultsError("job=publish needs the study's question in a sentence: 'question=\"Does ... ?\"'")
     read = (read_provenance(folder) for folder in dict.fromkeys(results.exported.values()))
     earlier = [one for one in read if one is not None]
     source = publication.source or ""
@@ -256,15 +256,13 @@ def target(results: Results, published: Path) -> Path:
     (name,) = names
     if not _plain(name):
         raise ResultsError(
-            f"the runs call their experiment {name[:LONGEST_NAME]!r}, which is no plain folder name, so nothing was "
+            f"the runs call their experiment {name[:LONGEST_NAME]!r}, which is not a plain folder name, so nothing was "
             "published; name it by its folder, as in results/NAME, in every summary.json"
         )
     for place in (published, published / name):
         refuse_link(place)
         if place.exists() and not place.is_dir():
-            raise ResultsError(
-                f"{place} is a file where a folder of published results has to be; move it away"
-            )
+            raise ResultsError(f"{place} is a file, and must be a folder of published results; move it")
     return published / name
 
 
@@ -432,8 +430,8 @@ def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
     """
     if halves := interrupted(results):
         raise ResultsError(
-            f"the tables of {listing(halves)} are of an interrupted pass, and so perhaps of two; "
-            "python run.py job=probe makes them anew"
+            f"a pass of the probes of {listing(halves)} was interrupted, so its tables may be of two passes; "
+            "run python run.py job=probe again"
         )
     passes: dict[str, Pass] = {}
     for row, text in zip(results.runs.itertuples(), records(results), strict=True):
@@ -483,7 +481,7 @@ def origins(results: Results, source: str) -> list[str]:
         unknown += [(f"{name} scored on", text) for text in others]
     if unknown and not source:
         raise ResultsError(
-            f"where can its text be had ({', '.join(map(' '.join, unknown))})? Say so: "
+            f"no public name is known for the text ({', '.join(map(' '.join, unknown))}); say where to get it: "
             "'source=\"what it is, where it comes from, its licence\"'"
         )
     known += [f"{text}: drawn by this program, as often as a run asks for" for text in drawn]
@@ -731,7 +729,7 @@ def _load(folder: Path, name: str) -> Tree:
     except RecursionError:
         raise Unreadable(f"{name} is nested too deep") from None
     if not isinstance(value, dict):
-        raise Unreadable(f"{name} holds no mapping")
+        raise Unreadable(f"{name} does not hold a mapping")
     return value
 
 

@@ -76,8 +76,8 @@ def _other_kernels() -> str | None:
         return None
     sys.path.insert(0, str(ROOT))  # a command of an editable install would find that one first
     return (
-        f"another package is called kernels ({place.parent}), and this checkout's own hides it: what imports that one, "
-        "as transformers does, may fail; use the wheel (make wheel), which takes no such name, or leave the other out"
+        f"another package named kernels ({place.parent}) is hidden by that of this checkout: what imports it, as "
+        "transformers does, may fail; use the wheel (make wheel), whose package has another name, or uninstall it"
     )
 
 
@@ -96,7 +96,7 @@ def _take_blocks(words: list[str]) -> str | None:
     except yaml.YAMLError:
         folders = None
     if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
-        return f"blocks={given[0]} is no list of folders; write blocks=[FOLDER]"
+        return f"blocks={given[0]} must be a list of folders; write blocks=[FOLDER]"
     places: list[str] = []
     for folder in folders:
         place = Path(folder).expanduser().absolute()

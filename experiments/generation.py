@@ -197,16 +197,18 @@ def read_prompts(config: GenerateConfig) -> list[str]:
         "generate.prompt": config.prompt if config.prompt != GenerateConfig.prompt else None,
     }
     if config.file == "":
-        raise UserError("generate.file names no file; leave it out, or give one with a prompt in every line")
+        raise UserError("generate.file is empty; leave it out, or give a file with one prompt per line")
     named = [key for key, value in given.items() if value]
     if len(named) > 1:
-        raise UserError(f"{named[0]} and {named[1]} are both given; leave one of them out")
+        raise UserError(f"{named[0]} and {named[1]} are both given; leave out one of the two")
     prompts = _read_file(config.file) if config.file else config.prompts or [config.prompt]
     for prompt in prompts:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"the prompt {prompt!a} is no text: it holds half of a character") from error
+            raise UserError(
+                f"the prompt {prompt!a} is not valid text: it has half of a character (an unpaired surrogate)"
+            ) from error
     return prompts
 
 
@@ -214,7 +216,7 @@ def _read_file(name: str) -> list[str]:
     place = "the standard input" if name == STANDARD_INPUT else f"generate.file={name}"
     text = decode_text(_read_bytes(name, place), place, "give another file")
     if not text.strip():
-        raise UserError(f"{place} is empty; give a prompt in every line")
+        raise UserError(f"{place} is empty; give one prompt per line")
     parse = _json_prompt if Path(name).suffix == ".jsonl" else _plain_prompt
     lines = text.removesuffix("\n").split("\n")
     return [parse(line, f"{place}: line {i}") for i, line in enumerate(lines, 1)]
@@ -226,7 +228,7 @@ def _read_bytes(name: str, place: str) -> bytes:
     try:
         return read_bytes(Path(name).expanduser())
     except FileNotFoundError as error:
-        raise UserError(f"{place}: no such file; it has a prompt in every line") from error
+        raise UserError(f"{place}: no such file; give one with one prompt per line") from error
     except OSError as error:
         raise UserError(f"{place} cannot be read: {error.strerror}") from error
 

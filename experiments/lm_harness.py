@@ -246,7 +246,7 @@ def _generation(asked: dict[str, Any]) -> GenerateConfig:
     asked.pop("temperature", None)
     if asked:
         raise UserError(
-            f"a task asks for {', '.join(sorted(asked))} in generation, which job=generate has not; take it out "
-            "of the task's generation_kwargs"
+            f"a task asks for the generation options {', '.join(sorted(asked))}, which are not supported; take them "
+            "out of its generation_kwargs"
         )
     return options

@@ -286,7 +286,7 @@ def _is_step(text: str | None) -> bool:
 # Loading a finished run or a checkpoint: model, tokenizer and text.
 
 Uses = tuple[str, ...]
-OTHER_BACKEND = "it computes the same by any other: give model.backend=auto"
+OTHER_BACKEND = "any other computes the same: give model.backend=auto"
 """What to do about a run's backend that serves nothing here."""
 
 
@@ -314,7 +314,7 @@ def load_run(path: str | None, device: torch.device, uses: Uses = ("scoring",), 
     """
     if path is None:
         raise UserError(
-            "which model? Give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt"
+            "no model given; give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt"
         )
     where = Path(path)
     card = read_card(where)
@@ -399,7 +399,7 @@ def read_config(path: Path) -> dict[Any, Any]:
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     if not isinstance(found, dict):
-        raise ValueError("it holds no mapping")
+        raise ValueError("it does not hold a mapping")
     return found
 
 
@@ -416,7 +416,7 @@ def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Cor
     corpus = data.prepare(cfg, progress)
     if corpus.tokenizer.identity() != run.tokenizer.identity():
         raise UserError(
-            f"the text at hand gives another tokenizer than {run.folder} was trained with; restore its text"
+            f"the text that is here gives another tokenizer than {run.folder} was trained with; restore the run's text"
         )
     return corpus
 
@@ -495,7 +495,7 @@ def find(run: Path, at: str) -> tuple[Path, int | None]:
     if step not in found:
         there = ", ".join(f"{s:,}{' (best)' if found[s] == run else ''}" for s in found) or "no known step"
         raise UserError(
-            f"{run} has no weights of {'its last step, ' if at == LAST else 'step '}{step:,}, but of {there}; "
+            f"{run} has no weights of {'its last step, ' if at == LAST else 'step '}{step:,}, only of {there}; "
             f"give probe.at={BEST} or a step that all runs have, or train with trainer.keep_steps=[{step}]"
         )
     return found[step], step

@@ -158,7 +158,7 @@ def _cancel(engine: Engine, plans: list[Plan]) -> None:
     """End cells that earlier commands left with the engine, and raise CellsLeft with their number."""
     ended = sum(engine.cancel(planned) for planned in plans)
     raise CellsLeft(
-        f"{ended} cells cancelled; without sweep.action=cancel the same command goes on with them"
+        f"{ended} cells cancelled; without sweep.action=cancel the same command resumes it with them"
     )
 
 

@@ -263,5 +263,5 @@ class _Refused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(
-            'trying to differentiate twice what has first derivatives only: backend="reference" has others too'
+            'trying to differentiate twice an operation with first derivatives only; use backend="reference"'
         )

@@ -186,7 +186,7 @@ class Operation:
         known = ("auto", *self._backends)
         if backend in registered_backends():
             return (
-                f"{self.name} has no form {backend!r}; with 'auto' every operation takes the best that it has. "
+                f"{self.name} has no backend {backend!r}; with 'auto' every operation takes the best it has. "
                 f"Known: {', '.join(known)}"
             )
         close = difflib.get_close_matches(str(backend), known, n=1)
@@ -283,7 +283,7 @@ def reverse_mode_only(operation: str, *tensors: Tensor | None) -> None:
     """
     if any(x is not None and _may_have_tangent(x) for x in tensors):
         raise NotImplementedError(
-            f"{operation} has derivatives in reverse mode only, and got a tangent of forward mode (torch.func.jvp): "
+            f"{operation} has no forward-mode derivatives (torch.func.jvp): "
             'use torch.autograd.grad, or backend="reference"'
         )
 

@@ -213,7 +213,9 @@ def layout_name(pattern: str) -> str | None:
 
 def _checked(pattern: str, known: str) -> str:
     if not isinstance(pattern, str) or not pattern.strip():
-        raise UserError(f"model.pattern is empty; give letters of {', '.join(known)}, e.g. model.pattern=SF")
+        raise UserError(
+            f"model.pattern is empty; give mixer letters ({', '.join(known)}), e.g. model.pattern=SF"
+        )
     if set(pattern.upper()) <= {*known, *"()*0123456789"} and pattern != pattern.upper():
         raise UserError(
             f"model.pattern={pattern}: mixer letters are capitals; did you mean {pattern.upper()}? "
@@ -221,7 +223,7 @@ def _checked(pattern: str, known: str) -> str:
         )
     if "_" in pattern or (pattern.islower() and pattern.isalpha()):
         raise UserError(
-            f"{unknown('layout', pattern, LAYOUTS)}. A pattern of one's own is made of mixers' letters: "
+            f"{unknown('layout', pattern, LAYOUTS)}. A pattern of your own is made of mixer letters: "
             f"{', '.join(known)} (job=list names them), e.g. model.pattern=F*4"
         )
     return pattern
@@ -283,7 +285,7 @@ class _Parser:
 
     def _name(self) -> str:
         if self._peek() not in self.known:
-            raise self._error("is no known mixer")
+            raise self._error("is not a known mixer")
         self.at += 1
         return self.text[self.at - 1]
 
@@ -319,13 +321,13 @@ class _ChannelParser(_Parser):
 
     def _separate(self) -> None:
         if self._peek() != "+":
-            raise self._error("follows without a +")
+            raise self._error("needs a + before it")
         self.at += 1
 
     def _name(self) -> str:
         word = re.match(r"\w*", self.text[self.at :]).group()
         if not word:
-            raise self._error("is no channel mixer")
+            raise self._error("is not a channel mixer")
         self.at += len(word)
         return registry.get("channel", word).name
 

@@ -76,7 +76,9 @@ class Context:
             n_sequences = batch
         else:
             if batch != 1:
-                raise ValueError(f"packed input has batch size 1, but tokens are {tuple(tokens.shape)}")
+                raise ValueError(
+                    f"packed input needs batch size 1, not tokens of shape {tuple(tokens.shape)}"
+                )
             _check_boundaries(cu_seqlens, length)
             sequences = (torch.searchsorted(cu_seqlens, index, right=True) - 1)[None]
             positions = (index - cu_seqlens[sequences[0]].long())[None]
@@ -84,7 +86,7 @@ class Context:
         if noise_keys is not None:
             if noise_keys.shape != (n_sequences,):
                 raise ValueError(
-                    f"noise_keys must be [{n_sequences}], one a sequence, not {tuple(noise_keys.shape)}"
+                    f"noise_keys must be [{n_sequences}], one per sequence, not {tuple(noise_keys.shape)}"
                 )
             noise_keys = noise_keys[sequences]
         return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys, probe)

@@ -79,10 +79,10 @@ class Shard:
         time = whole.positions.shape[1]
         if time % size:
             raise UserError(
-                f"{time} tokens do not cut into {size} equal shards; take a length that {size} divides"
+                f"{time} tokens cannot be cut into {size} equal shards; use a length divisible by {size}"
             )
         if whole.probe is not None:
-            raise UserError("a probe needs whole sequences; look inside without context parallelism")
+            raise UserError("a probe needs whole sequences; probe without context parallelism")
         length = time // size
         start, stop = rank * length, (rank + 1) * length
         if whole.cu_seqlens is None:
@@ -110,7 +110,7 @@ class Shard:
         wanted = (self.whole.positions.shape[0], self.length)
         if tokens.shape != wanted:
             raise UserError(
-                f"rank {self.rank} of {self.size} computes on tokens {wanted}, its own, not on {tuple(tokens.shape)}; "
+                f"rank {self.rank} of {self.size} needs its own tokens, of shape {wanted}, not {tuple(tokens.shape)}; "
                 "give the model ctx.shard.own(tokens)"
             )
 
@@ -412,8 +412,8 @@ def inputs_before(x: Tensor, count: int, shard: Shard) -> Tensor:
     """
     if shard.length < count:
         raise UserError(
-            f"a convolution over {count + 1} tokens needs shards of at least {count}, not {shard.length}; "
-            f"take fewer than {shard.size} ranks"
+            f"a convolution over {count + 1} tokens needs shards of at least {count} tokens, not {shard.length}; "
+            f"use fewer than {shard.size} ranks"
         )
     before = halo(x[:, -count:], shard)
     place = torch.arange(shard.start - count, shard.start, device=x.device)

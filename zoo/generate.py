@@ -29,7 +29,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature={self.temperature} must be 0 (most likely token) or a number above")
+            raise UserError(f"temperature={self.temperature} must be 0 (the most likely token) or above")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k={self.top_k} must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -43,7 +43,7 @@ class Sampling:
         """
         if logits.isnan().any():
             raise UserError(
-                "the model's scores of the next token are not numbers (NaN): its weights are damaged"
+                "the model's logits of the next token are NaN: its weights are damaged; use another checkpoint"
             )
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -184,7 +184,7 @@ def _stop_rule(stop: Stop) -> Callable[[int, int], bool] | None:
         tokens = set(stop.flatten().tolist() if isinstance(stop, Tensor) else stop)
     except TypeError as error:
         raise UserError(
-            f"stop is a collection of tokens, or a function of (sequence, token), not {stop!r}"
+            f"stop must be a collection of token ids, or a function of (sequence, token), not {stop!r}"
         ) from error
     return (lambda _, token: token in tokens) if tokens else None
 
@@ -208,7 +208,7 @@ def _as_prompts(model: LanguageModel, given: Prompts) -> list[Tensor]:
     one = isinstance(given, Tensor)
     if len(given) == 0 or (one and (given.dim() != 2 or given.numel() == 0)):
         shape = _described(given) if one else "0 prompts"
-        raise UserError(f"a prompt is int64 [batch, tokens], or a list of [tokens], not {shape}")
+        raise UserError(f"prompts must be int64 [batch, tokens], or a list of int64 [tokens], not {shape}")
     return [_as_prompt(model, prompt) for prompt in given]
 
 
@@ -216,10 +216,12 @@ def _as_prompt(model: LanguageModel, given: Tensor | Sequence[int]) -> Tensor:
     try:
         prompt = torch.as_tensor(given, device=model.embedding.weight.device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"a prompt is int64 [tokens] with at least one token, not {given!r:.80}") from error
+        raise UserError(
+            f"a prompt must be int64 [tokens] with at least one token, not {given!r:.80}"
+        ) from error
     whole = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
     if prompt.dim() != 1 or prompt.numel() == 0 or not whole:
-        raise UserError(f"a prompt is int64 [tokens] with at least one token, not {_described(prompt)}")
+        raise UserError(f"a prompt must be int64 [tokens] with at least one token, not {_described(prompt)}")
     prompt = prompt.long()
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= model.vocab_size:

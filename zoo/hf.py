@@ -93,7 +93,7 @@ class ArchzooCache(Cache):
 
     def crop(self, max_length: int) -> None:
         """Raise ValueError: a state that was read into cannot be taken back."""
-        raise ValueError("a decode state cannot be cut to fewer tokens; read the prompt again")
+        raise ValueError("a decode state cannot be shortened; read the prompt again")
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -148,7 +148,9 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(self, *_: Any, **__: Any) -> nn.Module:
         """Raise ValueError: a vocabulary is part of the model's description."""
-        raise ValueError("the vocabulary of an archzoo model has one size; train a model with the other one")
+        raise ValueError(
+            "the vocabulary of an archzoo model cannot be resized; train a model with the vocabulary that you need"
+        )
 
     def forward(
         self,
@@ -183,7 +185,8 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         cache = past_key_values if cache is None else cache
         if cache is not None and not isinstance(cache, ArchzooCache):
             raise ValueError(
-                f"a cache of kind {type(cache).__name__} holds no decode state; give none, or zoo.hf.ArchzooCache()"
+                f"past_key_values of type {type(cache).__name__} holds no decode state; leave it out, or "
+                "give zoo.hf.ArchzooCache()"
             )
         if cache is not None and self.training:
             raise ValueError("decoding has no gradient; call eval() first, or give no cache")
@@ -223,7 +226,7 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
             cache.state = self.model.init_state(batch, capacity=width)
             cache.tokens = torch.zeros_like(counts)
         if bool(((counts < width) & ((cache.tokens > 0) | own[:, 0])).any()):
-            raise ValueError("padding stands before a sequence's first token alone; pad on the left")
+            raise ValueError("padding must stand before a sequence's first token only; pad on the left")
         cache.tokens = cache.tokens + counts
         if bool((counts == width).all()):
             logits, cache.state = self.model.extend(tokens, cache.state, every=True)
@@ -258,8 +261,8 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         """Put an empty decode state where `generate` would put a cache of keys and values."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation} is of keys and values, and an archzoo "
-                "model decodes by its own state; leave it out"
+                f"cache_implementation={generation_config.cache_implementation} is for keys and values, and an archzoo "
+                "model decodes with its own state; leave it out"
             )
         if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
             model_kwargs[CACHE] = ArchzooCache()
@@ -288,7 +291,8 @@ def _own_tokens(tokens: Tensor, mask: Tensor | None, before: int) -> Tensor:
         return torch.ones(batch, width, dtype=torch.bool, device=tokens.device)
     if mask.dim() != 2 or mask.shape[1] not in (width, before + width):
         raise ValueError(
-            f"attention_mask is [B, T] of the {width} tokens, or of all {before + width} so far, not {list(mask.shape)}"
+            f"attention_mask must be [B, T] for the {width} tokens given, or for all {before + width} so "
+            f"far, not {list(mask.shape)}"
         )
     return mask[:, -width:].bool()
 
@@ -300,8 +304,8 @@ def _check_positions(given: Tensor | None, own: Tensor, before: Tensor | None) -
     counted = own.long().cumsum(1) - 1 + (0 if before is None else before[:, None])
     if given.dim() != 2 or bool((given.expand_as(counted) != counted)[own].any()):
         raise ValueError(
-            "position_ids are counted from the first token of each sequence, one sequence a row; give one row a "
-            "sequence, padded on the left, and leave position_ids out"
+            "position_ids must count from the first token of each row; leave position_ids out, and give each sequence "
+            "a row of its own, padded on the left"
         )
 
 

@@ -110,7 +110,7 @@ def _made(make: Callable[..., LanguageModel], config: ModelConfig, sizes: dict[s
         return make(config, **sizes)
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that no tensor or no memory has
         raise UserError(
-            f"the model that its {CARD} describes cannot be made here ({_line(error)})"
+            f"the model that its {CARD} describes cannot be built here ({_line(error)})"
         ) from error
 
 
@@ -155,7 +155,7 @@ def load(
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"the weights at {path} do not fit its description: {_line(error)}") from error
+        raise UserError(f"the weights at {path} do not match its {CARD}: {_line(error)}") from error
     return model.to(device).eval()
 
 
@@ -190,7 +190,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # torch raises many kinds for a damaged archive
         raise _unreadable(path, error) from error
     if not isinstance(found, dict) or not {"card", "state_dict"} <= found.keys():
-        raise UserError(f"{path} is no checkpoint of this project: it has no card or no weights")
+        raise UserError(f"{path} is not a checkpoint of this project: it has no card or no weights")
     try:
         fit(found["card"], _CARD)
         fit(found["state_dict"], {str: Tensor})
@@ -200,7 +200,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"cannot read checkpoint {path} ({_line(error)}); use another one of its folder")
+    return UserError(f"cannot read checkpoint {path} ({_line(error)}); use another checkpoint of its folder")
 
 
 def _line(error: Exception) -> str:

@@ -75,13 +75,13 @@ def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
     name, *others = dict.fromkeys(read_channels(config.channel.name, len(letters_of(config))))
     if others:
         raise UserError(
-            f"match={quantity.name} solves the hidden width of one channel mixer, and "
-            f"channel.name={config.channel.name} has several; leave one of the two out"
+            f"match={quantity.name} sets the hidden width of one channel mixer, and "
+            f"channel.name={config.channel.name} has several; leave out one of the two"
         )
     options = getattr(config.channel, name)
     if not hasattr(options, "hidden"):
         raise UserError(
-            f"match={quantity.name} solves channel.{name}.hidden, which {name} does not have; leave match out"
+            f"match={quantity.name} sets channel.{name}.hidden, which {name} does not have; leave match out"
         )
     target = quantity.of(plain_transformer(config))
     few, more = (quantity.of(_with_hidden(config, width)) for width in (_FEW, _MORE))
@@ -94,8 +94,8 @@ def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
         raise UserError(f"match={quantity.name}: {reason}; {advice}, or set match=null")
     if options.hidden not in (None, width):
         raise UserError(
-            f"match={quantity.name} makes channel.{name}.hidden {width}, not {options.hidden}; "
-            "leave one of the two out"
+            f"match={quantity.name} needs channel.{name}.hidden={width}, not {options.hidden}; "
+            "leave out one of the two"
         )
     return _with_hidden(config, width)
 
@@ -119,7 +119,7 @@ def _reason_for_no_width(name: str, unit: str, target: float, none: float, each:
     )
     if least > target:
         return (
-            f"with the narrowest {name} the model has {least:,.0f} {unit}, and the transformer that it is to match "
+            f"with the narrowest {name} the model has {least:,.0f} {unit}, and the transformer to match has "
             f"{target:,.0f}; {possible}"
         )
     return (
@@ -341,16 +341,16 @@ class _Solver:
         if not self.free:
             names = " and ".join(sorted({_name(letter) for letter in self.letters}))
             raise UserError(
-                f"match=state: the decode state of {names} has one size, {self.fixed:,} bytes whatever the widths, and "
-                f"{reference}; add layers whose state can be chosen (job=list), or set match=null"
+                f"match=state: the decode state of {names} is {self.fixed:,} bytes whatever the widths, and "
+                f"{reference}; add layers whose state can be sized (job=list), or set match=null"
             )
         for letter in self.free:
             option = self.states.solved(letter)[0]
             given = self.states.given(letter, option)
             if given is not None:
                 raise UserError(
-                    f"match=state solves mixers.{_name(letter)}.{option}, and {given} gives {self.total():,} bytes of "
-                    f"decode state where {reference}; leave one of the two out"
+                    f"match=state sets mixers.{_name(letter)}.{option}, and {given} gives {self.total():,} bytes of "
+                    f"decode state where {reference}; leave out one of the two"
                 )
 
     def why_not(self, nearest: Combination) -> str:

@@ -139,7 +139,7 @@ class LanguageModel(nn.Module):
         self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
         if (inside := self.streams.inside()) < (carried := self.streams.carried()):
             raise TypeError(
-                f"{type(self.streams).__name__}: a token carries {carried} vectors to the next layer, and has {inside} "
+                f"{type(self.streams).__name__}: a token carries {carried} vectors to the next layer but has {inside} "
                 "inside one; define inside() too"
             )
         self.norm = RMSNorm(config.d_model, config.norm_eps)

@@ -237,7 +237,7 @@ def positive(value: float, option: str) -> None:
 def one_of(value: str, known: Sequence[str], option: str) -> None:
     """Raise UserError for a value that is not one of `known`."""
     if value not in known:
-        raise UserError(f"{option} is one of {', '.join(known)}, not '{value}'")
+        raise UserError(f"{option} must be one of {', '.join(known)}, not '{value}'")
 
 
 def head_width(d_model: int, n_heads: int, option: str, own: int | None = None) -> int:

@@ -71,7 +71,7 @@ class Replay:
         with torch.enable_grad(), torch.autocast(**self.autocast), collecting:
             self.outputs = [x.detach() for x in self.function()]
         if len(again) != self.count:
-            raise RuntimeError(f"computed again, {len(again)} tensors were saved in place of {self.count}")
+            raise RuntimeError(f"recomputation saved {len(again)} tensors, and the forward pass {self.count}")
         self.saved = dict(enumerate(again))
 
 
@@ -92,7 +92,7 @@ def _autocast(x: Tensor) -> dict[str, Any]:
 
 
 def _no_backward(_: object) -> Tensor:
-    raise RuntimeError("what is computed again has no backward of its own")
+    raise RuntimeError("recomputed values cannot be differentiated a second time")
 
 
 # Selective recomputation: mixers and channel mixers run once, the computation around them is repeated.

@@ -92,7 +92,9 @@ def sketch_rows(sketch: str) -> list[list[list[Any]]]:
         for box in line.split("|"):
             text, _, group = (part.strip() for part in box.partition("#"))
             if not text or group not in ("", "0", "1", "2"):
-                raise ValueError(f"a box of a sketch is text, or text #0, #1 or #2, not '{box}' in '{line}'")
+                raise ValueError(
+                    f"a box of a sketch must be text, or text followed by #0, #1 or #2, not '{box}' in '{line}'"
+                )
             row.append([text, int(group) if group else None])
         rows.append(row)
     return rows
@@ -111,11 +113,11 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
         block = Block(kind=kind, name=name, cls=cls, config=config or NoOptions, **metadata)
         if block.mask not in MASKS:
             raise ValueError(
-                f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
+                f"{cls.__module__}: the mask of {kind} '{name}' must be one of {', '.join(MASKS)}, not '{block.mask}'"
             )
         if not re.fullmatch("#[0-9a-fA-F]{6}", block.color):
             raise ValueError(
-                f"{cls.__module__}: the colour of {kind} '{name}' is #rrggbb, not '{block.color}'"
+                f"{cls.__module__}: the color of {kind} '{name}' must be #rrggbb, not '{block.color}'"
             )
         if wrong := why_unusable(name, block.config):
             raise ValueError(f"{cls.__module__}: {kind} '{name}': {wrong}")
@@ -140,7 +142,7 @@ def _refuse_clash(block: Block) -> None:
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
             newer, older = newest_first(block.cls, other.cls)
-            advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
+            advice = "; `python run.py job=list` shows the letters in use" if same_letter else ""
             raise Clash(
                 f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}",
                 newer,
@@ -152,7 +154,7 @@ def register_mixer(
 ) -> Callable[[type], type]:
     """Register a sequence mixer under a config name and a pattern letter. Raises ValueError unless it is one of A-Z."""
     if not (len(letter) == 1 and letter.isascii() and letter.isupper()):
-        raise ValueError(f"a mixer's letter is one capital letter A-Z, not {letter!r}")
+        raise ValueError(f"a mixer's letter must be one capital letter A-Z, not {letter!r}")
     return _register("mixer", name, config, letter=letter, **metadata)
 
 
@@ -312,14 +314,14 @@ def is_left_out(name: str) -> bool:
 def left_out(package_name: str = __package__) -> list[str]:
     """A line for each mistake that kept modules of a package from being imported: file, line, error and modules.
 
-    zoo/mixers/ema.py, line 12: SyntaxError: '(' was never closed (left out until that is mended: zoo.mixers.ema)
+    zoo/mixers/ema.py, line 12: SyntaxError: '(' was never closed (left out until this is fixed: zoo.mixers.ema)
     """
     modules: dict[str, list[str]] = {}
     for name, mistake in _left_out.items():
         if name.startswith(f"{package_name}.") or (package_name == __package__ and name in _own):
             modules.setdefault(mistake, []).append(name)
     return [
-        f"{mistake} (left out until that is mended: {', '.join(names)})" for mistake, names in modules.items()
+        f"{mistake} (left out until this is fixed: {', '.join(names)})" for mistake, names in modules.items()
     ]
 
 

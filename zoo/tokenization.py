@@ -262,9 +262,9 @@ def check_round_trip(
     ids = np.asarray(tokenizer.encode(text) if ids is None else ids, dtype=np.int64)
     wrong = None
     if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-        wrong = f"gives the token {ids.max()} with a vocabulary of {tokenizer.vocab_size}"
+        wrong = f"gives token id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}"
     elif tokenizer.bos_id in ids:
-        wrong = f"takes words of a text for the separator of documents ({SEPARATOR})"
+        wrong = f"reads words of a text as the separator of documents ({SEPARATOR})"
     elif (back := tokenizer.decode(ids.tolist())) != (text := tokenizer.as_written(text)):
         place = next(
             (i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back))
@@ -307,7 +307,7 @@ def from_json(text: str) -> Tokenizer:
     saved = json.loads(text)
     fit(saved, {"kind": str, "tokenizer?": str, "separator?": int | str})
     if saved["kind"] not in RESTORE:
-        raise ValueError("this is not a tokenizer saved by Tokenizer.to_json")
+        raise ValueError("not a tokenizer saved by Tokenizer.to_json")
     found = RESTORE[saved["kind"]](saved)
     check_round_trip(found)
     return found

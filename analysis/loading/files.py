@@ -46,7 +46,7 @@ def own_file(folder: Path, name: str, largest: int = LARGEST) -> Path:
         raise OSError(f"it is a link out of its folder, to {os.path.realpath(path)}")
     info = os.stat(path)
     if not stat.S_ISREG(info.st_mode):
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file")
     if info.st_size > largest:
         raise OSError(f"it has {info.st_size:,} bytes, more than any such file of a run")
     return path
@@ -170,7 +170,7 @@ def _unfinished(folder: Path) -> Unfinished:
         return Unfinished(
             folder,
             "incomplete",
-            f"stopped or still running, {reached}; the same command goes on with it",
+            f"stopped or still running, {reached}; the same command resumes it",
             step,
         )
     try:
@@ -206,7 +206,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise Broken(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict):
-        raise Broken(f"{path.name} holds no JSON object")
+        raise Broken(f"{path.name} does not hold a JSON object")
     return value
 
 
@@ -251,7 +251,7 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
     if dtype == "str":
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         if text != readable(text):
-            raise Broken(f"summary.json: {source} is {reprlib.repr(text)}, which is no text")
+            raise Broken(f"summary.json: {source} is {reprlib.repr(text)}, which is not text")
         return pictured(text)
     if dtype == "boolean" and isinstance(value, bool):
         return value
@@ -407,12 +407,12 @@ def keyed(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> pd.Dat
 def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str]] | Unfinished:
     """Read the runs in a folder as rows, and the problems met; an `Unfinished` if there are none."""
     if kind == FOREIGN:
-        return Unfinished(folder, "foreign", "holds no file of a run")
+        return Unfinished(folder, "foreign", "has no file of a run")
     if kind == CLOSED:
-        return Unfinished(folder, "broken", "may not be opened: no permission")
+        return Unfinished(folder, "broken", "cannot be opened: no permission")
     if kind == LINK:
         return Unfinished(
-            folder, "foreign", f"is a link to {folder.resolve()}; to have that too, name it as well"
+            folder, "foreign", f"is a link to {folder.resolve()}; to read that too, name it as well"
         )
     if kind == EXPORT:
         try:

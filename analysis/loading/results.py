@@ -497,8 +497,8 @@ def _nothing_complete(paths: list[Path], problems: list[str]) -> str:
     shown = "".join(f"\n  {problem}" for problem in problems[:10])
     more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
     return (
-        f"no complete run in {where}; start the experiment's command (again): "
-        f"it skips what is complete and goes on with the rest{shown}{more}"
+        f"no complete run in {where}; give the experiment's command (again): "
+        f"it skips complete runs and continues the others{shown}{more}"
     )
 
 

@@ -335,7 +335,7 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
     if table.of_which and not frame[table.of_which].between(0, frame[table.counted]).all():
         raise ValueError(f"more are {table.of_which} than there are {table.counted}, or fewer than none")
     if table.axes and not frame["axis"].isin(table.axes).all():
-        raise ValueError(f"an axis is none of {', '.join(table.axes)}")
+        raise ValueError(f"an axis is not one of {', '.join(table.axes)}")
     return pd.concat([*keys, frame], axis=1)
 
 

@@ -195,7 +195,7 @@ def _box(box: object) -> Box:
         return Box(box)
     text, group = box
     if not isinstance(text, str) or group not in (None, *range(GROUPS)):
-        raise ValueError(f"{box!r} is no text and group")
+        raise ValueError(f"{box!r} is not a text and a group")
     return Box(text, group)
 
 

@@ -335,6 +335,6 @@ def _tool(name: str) -> str:
         return getattr(triton.knobs.nvidia, name).path
     except RuntimeError as error:
         raise UserError(
-            f"compiling for a GPU needs NVIDIA's {name}, which comes with Triton's package and is not there: install "
-            f"triton from the package index again, or set TRITON_{name.upper()}_PATH to the one of a CUDA toolkit"
+            f"compiling for a GPU needs NVIDIA's {name}, which is missing from Triton's package: reinstall "
+            f"triton, or set TRITON_{name.upper()}_PATH to that of a CUDA toolkit"
         ) from error

@@ -44,7 +44,8 @@ def longer_tasks(config: Config) -> list[DataConfig]:
         ) from error
     if {TaskSet(one).vocab_size for one in found} != {TaskSet(config.data).vocab_size}:
         raise UserError(
-            f"compare.longer={config.compare.longer!r} changes the vocabulary, which was trained on"
+            f"compare.longer={config.compare.longer!r} changes the vocabulary that the models were trained "
+            "with; choose another option"
         )
     return found
 

@@ -61,8 +61,8 @@ def halving_step(config: Config) -> int:
     step = trainer.max_steps // PART // trainer.val_every * trainer.val_every
     if step < 1:
         raise UserError(
-            f"compare.halving compares validations of the first {trainer.max_steps // PART} steps (a quarter of "
-            f"trainer.max_steps), and trainer.val_every={trainer.val_every}; lower that"
+            f"compare.halving needs a validation within the first {trainer.max_steps // PART} steps (a quarter of "
+            f"trainer.max_steps); lower trainer.val_every={trainer.val_every}"
         )
     return step
 
@@ -100,7 +100,7 @@ LOWEST, HIGHEST = "lowest", "highest"
 def check_rates(rates: Sequence[float]) -> None:
     """Refuse a grid that nothing can be selected from. Raises UserError."""
     if len(set(rates)) < 2 or len(set(rates)) < len(rates):
-        raise UserError(f"compare.rates={list(rates)} must name two rates or more, each once")
+        raise UserError(f"compare.rates={list(rates)} must have two or more different rates")
 
 
 def beyond(rates: Sequence[float], end: str) -> float:
@@ -141,8 +141,8 @@ def check_seeds(config: Config) -> None:
     seeds = further_seeds(config)
     if seeds and config.compare.seeds >= APART:
         raise UserError(
-            f"compare.seeds={config.compare.seeds} would confirm with seed {seeds[0]}, which selects too; with "
-            f"compare.selection_seeds={config.compare.selection_seeds} give less than {APART}"
+            f"compare.seeds={config.compare.seeds} would confirm with seed {seeds[0]}, which also selects; with "
+            f"compare.selection_seeds={config.compare.selection_seeds} give fewer than {APART}"
         )
     for seed in seeds:
         check_limits(dataclasses.replace(config, seed=seed))
@@ -346,4 +346,6 @@ def confirm(confirmed: Sequence[Sequence[Plan]]) -> None:
     train_all(plans)
     left = sum(not planned.done for planned in plans)
     if left:
-        raise RunFailed(f"{left} of {len(plans)} confirming runs are not complete; the same command goes on")
+        raise RunFailed(
+            f"{left} of {len(plans)} confirming runs are not complete; the same command resumes them"
+        )

@@ -120,5 +120,5 @@ def _read_sweep(text: str, given_in: str) -> tuple[str, list[Any]]:
         ) from error
     key = sweep.key_or_group
     if key.partition(".")[0] in FIXED or key == RATE:
-        raise UserError(f"{given_in} has {key}, which job=compare does not select; leave it out")
+        raise UserError(f"{given_in} has {key}, which job=compare cannot select; leave it out")
     return key, values

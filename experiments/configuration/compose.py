@@ -63,7 +63,9 @@ def compose(
     words = dict.fromkeys(word for each in composed for word in each.words)
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
-        raise UserError("blocks is read before configurations are: give blocks=[FOLDER] on the command line")
+        raise UserError(
+            "blocks= works only on the command line, as it is read before any file: give blocks=[FOLDER] there"
+        )
     for config in configs:
         config.given = given
     if notify and any(key.startswith(OPTIONS) for key in given):
@@ -97,7 +99,7 @@ def _check_size(model: str | None, words: Sequence[str]) -> None:
     """Refuse a size beside a published model, whose own would win. Raises UserError."""
     if str(model).startswith("published/") and any(word.startswith("size=") for word in words):
         raise UserError(
-            f"model={model} brings its own size; leave size= out, and set data.seq_len and data.batch_size alone"
+            f"model={model} sets its own size; leave size= out, and set data.seq_len and data.batch_size instead"
         )
 
 
@@ -331,8 +333,8 @@ def tell_other_model(config: Config) -> None:
     if differ:
         own = one_line(", ".join(f"model.{key}={value}" for key, value in sorted(differ.items())))
         print(
-            f"notice: {config.run} stays as it was trained, with {own}; job={config.job} takes no model from the "
-            "command",
+            f"notice: {config.run} keeps the model that it was trained with, {own}; job={config.job} ignores other "
+            "values",
             file=sys.stderr,
             flush=True,
         )

@@ -110,13 +110,11 @@ def read_command(words: Sequence[str]) -> argparse.Namespace:
     parser.error = _refuse_flag  # type: ignore[method-assign]  # instead of its usage and an exit
     flags = parser.parse_args(list(words))
     if flags.experimental_rerun is not None:
-        _refuse(
-            "--experimental-rerun has nothing to repeat: the same command goes on with its runs; leave it out"
-        )
+        _refuse("--experimental-rerun is not supported: repeat the command to resume its runs; leave it out")
     for flag in ("package", "resolve"):
         if getattr(flags, flag) and not (flags.cfg or flags.help):
             _refuse(
-                f"--{flag} is of --cfg, which shows a configuration; give --cfg job with it, or leave it out"
+                f"--{flag} works only with --cfg, which shows a configuration; give --cfg job with it, or leave it out"
             )
     if flags.cfg and flags.multirun:
         _refuse(

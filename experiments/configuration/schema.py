@@ -42,7 +42,7 @@ class SlurmConfig:
     memory_gb: memory of a job in GB (null: the cluster's default).
     setup: shell lines to run before the cell, such as "module load cuda".
     more: further sbatch options by their long names, such as ["constraint=a100", "exclude=node3"].
-    jobs: most jobs in the queue at once.
+    jobs: largest number of jobs in the queue at once.
     poll_s: seconds between two checks of the queue.
     """
 
@@ -135,13 +135,13 @@ class OptimConfig:
     momentum: Muon's momentum.
     lr: peak learning rate, reached after the warm-up.
     lr_min: final learning rate, at trainer.max_steps.
-    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that all rates of a sweep have one schedule shape (null:
+    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that all rates of a sweep have the same schedule (null:
         keep lr_min). Names and records of runs hold the resulting lr_min.
     lr_study: a published study (results/published/NAME/selection.csv). Its rate for this model becomes lr, and lr_min
         keeps its ratio to lr (null: keep lr). Names of runs hold the resulting rates.
     warmup_steps: optimiser steps of the warm-up.
-    weight_decay: weight decay of projections, embeddings and parameters that a block declares; of no others.
-    clip: gradient clipping: the largest norm of a group of gradients.
+    weight_decay: weight decay of projections, embeddings and the parameters that a block declares; others have none.
+    clip: gradient clipping: the largest norm of each group of gradients.
     beta1: AdamW's decay rate for the mean of gradients.
     beta2: AdamW's decay rate for the mean of squared gradients.
     eps: AdamW's epsilon, added to the root of the squared gradients' mean.
@@ -190,7 +190,7 @@ class TrainerConfig:
     keep_steps: steps whose weights are kept beside the best and the last, for probe.at.
     recompute: activation checkpointing: what the backward pass computes again to save memory: none, full (whole layers)
         or selective (residual arithmetic and indexers, see zoo.recompute).
-    recompute_block: layers recomputed together (null: the number that needs least memory by count).
+    recompute_block: layers recomputed together (null: the number that needs the least memory).
     loggers: further loggers, "tensorboard", "wandb" or "mlflow", into the run folder (MLflow: to MLFLOW_TRACKING_URI,
         where that is set). They have the metric rows, the configuration, and the summary's figures.
     devices: devices per machine that train the run together, one process each. Not part of a run's identity; nor are
@@ -312,11 +312,11 @@ class ProbeConfig:
     windows: held-out windows of the trained length to probe.
     batch_size: windows per batch.
     extrapolate: loss by position is recorded up to this multiple of the trained length.
-    long_windows: number of windows of that length; the tokens in their second half are scored, the same ones at every
-        position.
+    long_windows: number of windows of that length. The tokens in their second half are scored, and the same tokens at
+        every position.
     sentence: text whose attention and routes are recorded, after the tokenizer's separator (null: the beginning of a
         held-out document).
-    map_tokens: tokens of that beginning.
+    map_tokens: length of that beginning in tokens.
     routing_split: split on which routers' loads and choices are counted, validation or test (null: loads on the probed
         windows, first choices on the validation split).
     routing_tokens: tokens whose routing choices are counted (null: the whole split).
@@ -392,11 +392,11 @@ class CompareConfig:
     """Settings of job=compare, which selects on the validation split and confirms with other seeds.
 
     rates: learning rates (optim.lr) to select from, two or more.
-    extend: most rates to try beyond the lowest or highest one, if that is the best.
+    extend: largest number of rates to try beyond the lowest or highest one, if that is the best.
     grid: other hyperparameters to select, written as a sweep: ["optim.weight_decay=0.01,0.1"].
     seeds: confirming runs per model, scored on the test split, with the seeds after the selection's (`seed`).
-    selection_seeds: seeds that select. 1: `seed` alone. More: each model's two best settings also train with `seed` +
-        1000, `seed` + 2000, ..., and the lowest mean validation loss is selected.
+    selection_seeds: number of seeds that select. 1: only `seed`. More: each model's two best settings also train with
+        `seed` + 1000, `seed` + 2000, ..., and the lowest mean validation loss is selected.
     halving: train every setting for a quarter of the steps, and only each model's better half (rounded up) to the end.
     models: models to compare, each a preset and keys of `model`, one of which may have several values:
         ["transformer", "kda_pure model.mixers.kda.head_width=4,8"]. Width, heads and depth are the command's.
@@ -436,7 +436,7 @@ class GpuConfig:
         come from the hub).
     rehearse: run every stage, small, on this machine, with or without a GPU, into results/gpu-rehearsal.
     target: stage=compile on a machine without a GPU: the GPU to compile for, H200, H100 or A100.
-    plan: stage=short: a file of pieces of work, seconds and priorities (null: experiments/gpu/short.toml).
+    plan: stage=short: a file of work with seconds and priorities (null: experiments/gpu/short.toml).
     """
 
     stage: str | None = None
@@ -452,7 +452,8 @@ class Config:
     """The whole configuration: general keys, and one node per part.
 
     job: the job to run (job=list names them).
-    name: name of the experiment; its runs go to results/NAME (not report, published or verdict: these hold no runs).
+    name: name of the experiment; its runs go to results/NAME (not report, published or verdict: these folders hold no
+        runs).
     seed: random seed of weights, batch order and all noise, from 0 to 2^63 - 1.
     device: auto, cpu or cuda.
     results: folder of all results.
@@ -472,9 +473,9 @@ class Config:
     leave_out: job=publish: probe tables that are too large to commit.
     suite: job=bench: the suite to measure.
     block: job=verdict: the block to judge: a mixer, a residual scheme or a channel mixer.
-    blocks: folders with files of blocks or figures of your own, which then exist as those of this project do; only on
-        the command line, for they are read before a configuration is. Also: the environment variable ARCHZOO_BLOCKS, or
-        entry points of the group archzoo.blocks of an installed package.
+    blocks: folders with your own files of blocks or figures, which then work like those of this project. Only on the
+        command line, as they are read before any configuration. The environment variable ARCHZOO_BLOCKS does the same,
+        and so do entry points of the group archzoo.blocks of an installed package.
     show: job=list: print only one part: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
     claims: job=claims: numbers of claims to judge and compare with the published ledger (empty: judge all, write it).
     dry: train and measure nothing. job=train lists the cells with run folders and progress; job=compare and papers

@@ -59,7 +59,7 @@ def build_once(
     except OSError as error:
         raise UserError(
             f"cannot make the cache folder {final}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}; make room or give another folder with "
+            f"{f' ({error.filename})' if error.filename else ''}; free some space, or give another folder with "
             "data.cache_dir=... (or the environment variable ARCHZOO_CACHE)"
         ) from error
     return final

@@ -114,6 +114,6 @@ def resolve_task(cfg: DataConfig) -> DataConfig:
     for key, default in OF_TEXT.items():
         value = getattr(cfg, key)
         if value not in (default, own.get(key)):
-            instead = f": those of data.tasks.{cfg.name} decide it" if key in own else ""
-            raise UserError(f"data.{key}={value} has no meaning with data={cfg.name}{instead}; leave it out")
+            instead = f", whose options are data.tasks.{cfg.name}" if key in own else ""
+            raise UserError(f"data.{key}={value} does not apply to data={cfg.name}{instead}; leave it out")
     return dataclasses.replace(cfg, **own)

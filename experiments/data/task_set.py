@@ -178,8 +178,8 @@ class TaskSet:
             if drawn.tokens.tobytes() not in taken:
                 return drawn
         raise UserError(
-            f"data={self.task.name} has hardly more than {len(taken):,} different sequences with these options, and "
-            f"{2 * HELD_OUT:,} are held out from training; make them longer (data.tasks.{self.task.name})"
+            f"data={self.task.name} has only about {len(taken):,} different sequences with these options, and "
+            f"{2 * HELD_OUT:,} are held out from training; make sequences longer (data.tasks.{self.task.name})"
         )
 
     @property

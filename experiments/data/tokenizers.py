@@ -117,9 +117,7 @@ class _Trained:
         if (
             cfg.vocab_size > _LARGEST
         ):  # tokenizers reserves memory for all entries, and aborts where there is none
-            raise UserError(
-                f"data.vocab_size={cfg.vocab_size} is above {_LARGEST}, more than any text here fills"
-            )
+            raise UserError(f"data.vocab_size={cfg.vocab_size} must be at most {_LARGEST}")
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:
         return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
@@ -279,8 +277,8 @@ def train_on(pieces: Iterable[str], call: Callable[[Iterator[str]], None], progr
                     meter.set_description_str("training a tokenizer: merging", refresh=False)
                 if (signal := signals.received()) is not None:
                     raise signals.Paused(
-                        f"told to make room ({signal.name}) while a tokenizer is trained; "
-                        "the same command begins it anew"
+                        f"stopped by {signal.name} while training a tokenizer; "
+                        "the same command starts that again"
                     )
         except BaseException:
             work.stopped = True
@@ -432,7 +430,7 @@ def read_tables(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tu
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read GPT-2's tables {vocabulary} and {merges}: {error}") from error
     if not isinstance(table, dict) or SEPARATOR not in table:
-        raise UserError(f"{vocabulary} is no GPT-2 vocabulary: it has no entry {SEPARATOR}")
+        raise UserError(f"{vocabulary} is not a GPT-2 vocabulary: it has no entry {SEPARATOR}")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     bad = next((pair for pair in pairs if not _is_merge(pair, table)), None)
     if bad is not None:
@@ -453,7 +451,7 @@ def _tables_of(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tup
     lacking = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - table.keys())
     if lacking:
         raise UserError(
-            f"{vocabulary} does not give a text back: {len(lacking)} of the 256 symbols for bytes have no token, "
+            f"{vocabulary} cannot encode every text: {len(lacking)} of the 256 byte symbols have no token, "
             f"such as {lacking[-1]!r}; {instead}"
         )
     if not all(type(i) is int for i in table.values()) or sorted(table.values()) != list(range(len(table))):

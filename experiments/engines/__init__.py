@@ -36,7 +36,8 @@ def check(config: Config) -> None:
     address = {"slurm": f"slurm.cluster={slurm.cluster}", "ray": f"ray.address={sweep.ray.address}"}
     if sweep.action == "submit" and address[engine].endswith("=local"):
         raise UserError(
-            f"sweep.action=submit leaves cells to a cluster, and sweep.{address[engine]} is this machine"
+            f"sweep.action=submit leaves cells to a cluster, and sweep.{address[engine]} is this machine; "
+            "leave out one of the two"
         )
     if not 60 * slurm.minutes > slurm.signal_s:
         raise UserError(
@@ -49,14 +50,14 @@ def check(config: Config) -> None:
     for key, value in (("cpus", sweep.ray.cpus), ("gpus", sweep.ray.gpus)):
         if value > 1 and not value.is_integer():
             raise UserError(
-                f"sweep.ray.{key}={value:g}: Ray shares out parts of one only; give {int(value) + 1}"
+                f"sweep.ray.{key}={value:g}: Ray gives a cell whole ones, or part of one; give {int(value) + 1}"
             )
     if engine not in ("slurm", "ray") or trainer.processes == 1:
         return
     if trainer.nodes > 1:
         raise UserError(
             f"trainer.nodes={trainer.nodes}: sweep.engine={engine} gives a cell one node; leave the engine out and "
-            "give the command on every node (docs/devices.md)"
+            "run the command on every node (docs/devices.md)"
         )
     gpus = slurm.gpus if engine == "slurm" else sweep.ray.gpus
     if gpus < trainer.devices and (config.device == "cuda" or (config.device == "auto" and gpus)):

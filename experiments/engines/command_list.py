@@ -65,8 +65,8 @@ class CommandList(Engine):
         """Say where the commands are, and how many, with those of cells that are complete or of earlier sweeps."""
         files = ", ".join(f"{file} ({count} lines)" for file, count in self.lines.items())
         return (
-            f"{left} cells to train, one command a line: {files}; each exits 0 when its cell is complete, and may be "
-            "given again. Lines keep their numbers; without the file, the same command lists what is left anew"
+            f"{left} cells to train, one command per line: {files}; each exits 0 when its cell is complete, and may be "
+            "given again. Lines keep their numbers; delete the file, and the same command lists what is left"
         )
 
 
@@ -104,8 +104,8 @@ def override(key: str, text: str) -> str:
 
 def _refuse_unnameable(record: Path) -> None:
     for text, why in (
-        ("\n", "a line break, and a command takes one line"),
-        ("${", "${, an interpolation in commands"),
+        ("\n", "a line break, but a command is one line"),
+        ("${", "${, which a command would interpolate"),
     ):
         if text in str(record):
             raise UserError(f"{str(record.parent.parent)!r} has {why}; give another folder with results=...")

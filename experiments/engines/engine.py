@@ -81,7 +81,7 @@ class Engine(ABC):
 
     def detached_message(self, left: int) -> str:
         """Return the line to print where so many cells are not waited for."""
-        return f"{left} cells submitted; without sweep.action=submit the same command waits for them"
+        return f"{left} cells submitted; the same command without sweep.action=submit waits for them"
 
     @abstractmethod
     def close(self) -> None:
@@ -130,8 +130,8 @@ def enter_record(path: Path, cache_dir: str | None) -> Plan:
         os.chdir(folder)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder}, where the sweep's command was given and relative paths start: "
-            f"{getattr(error, 'strerror', error)}; mount it there"
+            f"{folder}, where the sweep was started and its relative paths begin: "
+            f"{getattr(error, 'strerror', error)}; mount it on this machine"
         ) from error
     here = dataclasses.replace(planned.config.data, cache_dir=cache_dir)
     return _plan_again(
@@ -139,7 +139,7 @@ def enter_record(path: Path, cache_dir: str | None) -> Plan:
     )
 
 
-_AGAIN = "give the sweep's command again, which writes it anew"
+_AGAIN = "give the sweep's command again, which rewrites it"
 
 
 def _read(path: Path) -> tuple[Plan, str]:
@@ -150,7 +150,7 @@ def _read(path: Path) -> tuple[Plan, str]:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; {_AGAIN}") from error
     except ValueError as error:
-        raise UserError(f"{path} is no cell's record ({type(error).__name__}: {error}); {_AGAIN}") from error
+        raise UserError(f"{path} is not a cell's record ({type(error).__name__}: {error}); {_AGAIN}") from error
     if run_name(planned.identity) != planned.run:
         raise UserError(f"{path} does not hold the cell that its name says; {_AGAIN}")
     return planned, record["folder"]
@@ -195,6 +195,8 @@ def stops_when_signalled(sink: Sink, title: str) -> Sink:
     def report(phase: str, done: int, total: int, note: str = "") -> None:
         sink(phase, done, total, note)
         if phase != "train" and signals.received() is not None:
-            raise RunPaused(f"{title}: told to make room while scoring {phase}; the same command goes on")
+            raise RunPaused(
+                f"{title}: stopped by a signal while scoring {phase}; the same command resumes it"
+            )
 
     return report

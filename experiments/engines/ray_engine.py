@@ -67,9 +67,9 @@ def refuse_what_no_node_has(nodes: list[dict[str, Any]], settings: RayConfig) ->
         return
     offers = ", ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in sorted(have, reverse=True))
     raise UserError(
-        f"a cell takes sweep.ray.cpus={settings.cpus:g} and sweep.ray.gpus={settings.gpus:g} of one node, and those of "
-        f"the Ray cluster have {offers}; ask for less, or, where the cluster adds such nodes by itself, give "
-        "sweep.ray.grows=true"
+        f"a cell needs sweep.ray.cpus={settings.cpus:g} and sweep.ray.gpus={settings.gpus:g} on one node, and the "
+        f"nodes of the Ray cluster have {offers}; ask for less, or give sweep.ray.grows=true if the cluster "
+        "adds nodes by itself"
     )
 
 
@@ -122,7 +122,7 @@ class RayTasks(Engine):
                 time.sleep(0.2)  # one that is ending has its name for a moment
                 self.supervisors[folder] = self._supervisor(folder)
         raise UserError(
-            f"the Ray cluster at {self.settings.address} loses its actors; look at it with `ray status`"
+            f"the Ray cluster at {self.settings.address} keeps losing its actors; check it with `ray status`"
         )
 
     def submit(self, planned: Plan) -> None:

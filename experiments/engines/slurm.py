@@ -30,7 +30,7 @@ from zoo.files import read_json, write_json
 
 CANCELLED = "CANCELLED"
 ELSEWHERE = (
-    "and sweep.engine=slurm needs a machine that submits jobs: give the command there, or try it out here with "
+    "and sweep.engine=slurm needs a machine that submits jobs: run the command there, or try it out here with "
     "sweep.slurm.cluster=local"
 )
 

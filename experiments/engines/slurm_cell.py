@@ -67,7 +67,7 @@ def _requeued(requeue: Any) -> str:
     try:
         requeue(signal.SIGUSR2, None)
     except UncompletedJobError as error:
-        return f"{error} The same command goes on (sweep.slurm.requeues, sweep.slurm.minutes)"
+        return f"{error} The same command resumes it (sweep.slurm.requeues, sweep.slurm.minutes)"
     return "submitit did not requeue the job"
 
 

@@ -42,7 +42,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and what it lists is done again") from error
+        raise UserError(f"{path} is damaged ({error}); remove it to repeat what it lists") from error
 
 
 PATTERNS = {"dense": ("transformer", "F"), "sf": ("hypergraph", "interlaced_sf")}

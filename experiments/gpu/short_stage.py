@@ -71,7 +71,7 @@ def read_plan(path: Path) -> list[Work]:
                 raise ValueError(f"{work.name!r} needs seconds above 0 and either bench or tests")
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = f"no [[work]]: {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"gpu.plan={path} is no plan ({reason}); {PLAN} shows one") from error
+        raise UserError(f"gpu.plan={path} is not a plan ({reason}); see {PLAN} for an example") from error
     return sorted(plan, key=lambda work: work.priority)
 
 
@@ -93,7 +93,7 @@ def run_short(settings: Settings) -> bool:
         if work.name in done:
             print(f"{work.name}: done before")
         elif work.seconds > left:
-            print(f"{work.name}: needs {work.seconds:g} s, {max(left, 0):.0f} s are left; left out")
+            print(f"{work.name}: skipped, needs {work.seconds:g} s and {max(left, 0):.0f} s are left")
         else:
             line = _do(work, settings, folder)
             with log.open("a") as file:

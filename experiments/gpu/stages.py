@@ -73,7 +73,7 @@ def _pytest(file: Path, seconds: float, settings: Settings) -> int | None:
     try:
         return subprocess.run(command, cwd=paths.ROOT, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
-        print(f"{file.name}: not finished; what was compiled is kept, and the next time goes on from it")
+        print(f"{file.name}: not finished; what was compiled is kept, and the next call resumes from it")
         return None
 
 

@@ -63,13 +63,11 @@ def _check(config: Config) -> None:
         raise UserError("bench.lengths is empty; give a length, or leave it out for the suite's own")
     _check_backend(config)
     if b.cases is not None and config.suite not in _WITH_CASES:
-        raise UserError(
-            f"bench.cases chooses among those of suite={', '.join(_WITH_CASES)}, not of {config.suite}"
-        )
+        raise UserError(f"bench.cases works with suite={', '.join(_WITH_CASES)}, not with {config.suite}")
     if b.runs is not None and config.suite != _WITH_RUNS:
-        raise UserError(f"bench.runs names what suite={_WITH_RUNS} measures, not {config.suite}")
+        raise UserError(f"bench.runs works with suite={_WITH_RUNS}, not with {config.suite}")
     if config.dry and config.suite != "kernels":
-        raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
+        raise UserError(f"dry=true works with suite=kernels, not with {config.suite}")
     if not config.dry:
         check_writable(result_table.table_path(config).parent, "bench.out" if b.out else "results")
         for _, model in _models(config):

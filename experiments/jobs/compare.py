@@ -94,8 +94,8 @@ def _check(configs: list[Config]) -> None:
     cells = [(task_label(config.data), repr(config.model)) for config in configs]
     if len(set(cells)) < len(cells):
         raise UserError(
-            "job=compare was given one model several times; what else is to be selected goes into compare.grid, "
-            "and several tasks (data=mqar,palindrome) are a comparison each"
+            "job=compare was given the same model several times; put other settings to select into compare.grid "
+            "(several tasks, data=mqar,palindrome, make one comparison each)"
         )
 
 

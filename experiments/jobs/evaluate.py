@@ -47,7 +47,7 @@ def _run_task(config: Config, own: DataConfig) -> None:
     for key in sorted(asked):
         if not key.startswith(prefix) and (key, config.data.name) != ("data", own.name):
             raise UserError(
-                f"{config.run} was trained on the task {own.name}, and {key}=... is not of it; leave it out"
+                f"{config.run} was trained on the task {own.name}, to which {key}=... does not apply; leave it out"
             )
     chosen = getattr(config.data.tasks, own.name)
     options = {

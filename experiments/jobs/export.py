@@ -21,9 +21,9 @@ from zoo.pretrained.writing import write_folder
 def run(config: Config) -> None:
     """Write the folder out= and say as what. Raises UserError where it is there, and for a family that cannot."""
     if config.out is None:
-        raise UserError("where to? Give out=FOLDER, a new folder")
+        raise UserError("job=export needs out=FOLDER, a new folder")
     if config.family not in (None, "archzoo", *FAMILIES):
-        raise UserError(f"family={config.family} is none of archzoo, {', '.join(FAMILIES)}")
+        raise UserError(f"family={config.family} must be one of archzoo, {', '.join(FAMILIES)}")
     if config.push is not None and importlib.util.find_spec("huggingface_hub") is None:
         raise UserError("push= needs the package huggingface_hub; pip install -e '.[hf]', or leave it out")
     paths.check_writable(Path(config.out).expanduser().parent, "out")

@@ -29,7 +29,7 @@ def run(config: Config) -> None:
     backend = given_backend(config)
     if backend in NOT_BY_STEPS:
         raise UserError(
-            f"model.backend={backend} computes whole sequences, and job=generate none; leave it out"
+            f"model.backend={backend} computes only whole sequences, not the steps of job=generate; leave it out"
         )
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
@@ -48,7 +48,7 @@ def run(config: Config) -> None:
 def _check(g: GenerateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
     if "" in g.stop:
-        raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
+        raise UserError("generate.stop has an empty string, which would end every text at once; leave it out")
     if g.out is not None:
         paths.check_file(g.out, "generate.out")
 

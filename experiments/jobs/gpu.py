@@ -36,7 +36,7 @@ def run(config: Config) -> None:
     """Run the stages that are left, or the one that gpu.stage names. Raises UserError without a GPU or such a stage."""
     if IN_WHEEL:
         raise UserError(
-            "job=gpu runs the tests of a checkout and tunes its kernels; give it in one (docs/gpu.md), or measure here "
+            "job=gpu runs the tests of a checkout and tunes its kernels; run it in one (docs/gpu.md), or measure here "
             "with python run.py job=bench"
         )
     if config.gpu.target is not None:
@@ -66,9 +66,7 @@ def _check_ahead(config: Config) -> None:
     from experiments.bench.compiled import check_compiler
 
     if config.gpu.stage != "compile" or config.gpu.rehearse:
-        raise UserError(
-            "gpu.target compiles for a GPU that is elsewhere: give gpu.stage=compile with it, and no gpu.rehearse"
-        )
+        raise UserError("gpu.target works only with gpu.stage=compile, without gpu.rehearse")
     check_compiler("gpu.target", config.gpu.target)
 
 
@@ -77,7 +75,10 @@ def _perform(name: str, settings: Settings, done: Record) -> None:
     print(f"{name}: on {settings.device_name}", flush=True)
     finished = STAGES[name](settings)
     seconds = time.monotonic() - began
-    print(f"{name}: {'done' if finished else 'paused, to be gone on with'} after {seconds:.0f} s", flush=True)
+    print(
+        f"{name}: {'done' if finished else 'paused (the same command resumes it)'} after {seconds:.0f} s",
+        flush=True,
+    )
     if finished:
         done.add(name, {"seconds": round(seconds, 1), "versions": machine.versions()})
 

@@ -32,19 +32,19 @@ def run(config: Config) -> None:
     Raises UserError for a folder that cannot be loaded, before anything is written.
     """
     if config.source is None:
-        raise UserError("which model? Give from=FOLDER, a folder with config.json and *.safetensors")
+        raise UserError("job=import needs from=FOLDER, a folder with config.json and *.safetensors")
     paths.check_writable(config.results, "results")
     published = Published.open(config.source)
     tokenizer = published.tokenizer()
     if tokenizer is None:
         raise UserError(
-            f"{config.source} has no tokenizer.json, without which no text can be read or written; add the model's "
+            f"{config.source} has no tokenizer.json, which is needed to read and write text; add the model's "
             "(in Python zoo.from_pretrained needs none)"
         )
     if tokenizer.vocab_size > published.vocab_size:
         raise UserError(
             f"the tokenizer in {config.source} has {tokenizer.vocab_size:,} tokens and its model knows "
-            f"{published.vocab_size:,}; it is another model's"
+            f"{published.vocab_size:,}; use the model's own tokenizer"
         )
     length = config.data.seq_len if "data.seq_len" in config.given else min(published.seq_len, LONGEST)
     digest = published.digest()

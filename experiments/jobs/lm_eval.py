@@ -46,7 +46,7 @@ def run(config: Config) -> None:
     asked = config.lm_eval
     if not asked.tasks:
         raise UserError(
-            "which tasks? Give lm_eval.tasks=[arc_easy,wikitext] (lm_eval.include=FOLDER: your own)"
+            "job=lm_eval needs tasks: lm_eval.tasks=[arc_easy,wikitext] (lm_eval.include=FOLDER: your own)"
         )
     check_evaluate(config.evaluate)
     try:
@@ -148,7 +148,7 @@ def _without_bars() -> Iterator[None]:
 def _folder(include: str | None) -> str | None:
     """The folder of tasks of one's own. Raises UserError where it is none."""
     if include is not None and not any(Path(include).expanduser().rglob("*.yaml")):
-        raise UserError(f"lm_eval.include={include} is no folder with tasks (YAML files)")
+        raise UserError(f"lm_eval.include={include} is not a folder; give one with tasks (YAML files)")
     return None if include is None else str(Path(include).expanduser())
 
 

@@ -49,7 +49,8 @@ def _refuse_copies(plans: list[Plan]) -> None:
         other = first.setdefault(planned.run, planned)
         if other.folder != planned.folder:
             raise UserError(
-                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
+                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ only in "
+                "their folder "
                 "(name, results); give the sweep one name and sweep over settings"
             )
 
@@ -82,7 +83,7 @@ def _train(plans: list[Plan]) -> None:
     paused = sum(not p.done for p in plans)
     if paused:
         raise RunPaused(
-            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
+            f"{paused} of {len(plans)} cells paused; the same command without trainer.pause_at resumes them"
         )
 
 

@@ -145,8 +145,8 @@ def check(config: Config) -> None:
     if t.accumulate % replicas:
         raise UserError(
             f"trainer.accumulate={t.accumulate} micro-batches a step cannot be shared by {t.processes} devices"
-            f"{together}; give a multiple, trainer.accumulate={replicas * -(-t.accumulate // replicas)}, and a "
-            "data.batch_size as much smaller for a step of the same size"
+            f"{together}; give a multiple, trainer.accumulate={replicas * -(-t.accumulate // replicas)}, and lower "
+            "data.batch_size in proportion to keep the size of a step"
         )
     if t.strategy == "fsdp" and t.compile:
         raise UserError("trainer.strategy=fsdp does not go with trainer.compile=true; leave one of them out")
@@ -163,12 +163,12 @@ def _check_context(config: Config) -> None:
     n = t.context
     if t.processes % n:
         raise UserError(
-            f"trainer.context={n} devices hold a sequence together, and there are {t.processes} (trainer.devices times "
+            f"trainer.context={n} needs {n} devices per sequence, and there are {t.processes} (trainer.devices times "
             f"trainer.nodes); give a divisor of them, or trainer.devices={n}"
         )
     if length % n:
         raise UserError(
-            f"trainer.context={n} does not cut data.seq_len={length} into equal shards; give a length that it divides, "
+            f"trainer.context={n} cannot cut data.seq_len={length} into equal shards; give a length divisible by it, "
             f"data.seq_len={n * -(-length // n)}"
         )
     if t.compile:

@@ -169,7 +169,7 @@ def _tell_changed(plans: Iterable[Plan]) -> None:
             else "had begun; they go on from their checkpoints, and their results will be of both"
         )
         print(
-            f"notice: {file} was changed after {folders[0]}{others} {since}; to train the new one from its start give "
+            f"notice: {file} was changed after {folders[0]}{others} {since}; to train the new one from the start, give "
             "another name=, or remove these folders",
             file=sys.stderr,
             flush=True,
@@ -229,8 +229,9 @@ def _tell_other_settings(plans: Iterable[Plan]) -> None:
     for differ, alike in by_difference.items():
         others = f" and {len(alike) - 1} more" if alike[1:] else ""
         print(
-            f"notice: {alike[0].folder.path}{others} is complete and stays as it was trained, with {differ}; runs are "
-            "not told apart by such settings: to train with those asked for give another name=, or remove the folder",
+            f"notice: {alike[0].folder.path}{others} is complete, trained with {differ}; these settings are "
+            "not part of a "
+            "run's identity: to train with the new ones, give another name= or remove the folder",
             file=sys.stderr,
             flush=True,
         )

@@ -154,7 +154,7 @@ def apply_match(config: Config) -> Config:
     """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
     length = config.match_length
     if length is not None and config.match in (None, "params"):
-        raise UserError(f"match_length={length} belongs to match=flops and match=state; leave it out")
+        raise UserError(f"match_length={length} works only with match=flops and match=state; leave it out")
     if config.match is None:
         return config
     model = _match(config.model, config.match, seq_len=config.data.seq_len, length=length)
@@ -363,8 +363,8 @@ def _check_scores(config: Config) -> None:
     evaluate = config.evaluate
     if evaluate.carry:
         raise UserError(
-            "evaluate.carry=true belongs to job=evaluate, and runs record scores of windows; leave it out, and "
-            "evaluate the finished run with it"
+            "evaluate.carry=true works only with job=evaluate; leave it out, and give it when you evaluate the "
+            "finished run"
         )
     trained_on = [split for split in evaluate.splits if split not in HELD_OUT]
     if trained_on:
@@ -385,7 +385,7 @@ def _check_together(config: Config) -> None:
         ("trainer.context", None if trainer.context == 1 else trainer.context),
     ):
         if value is not None and task in TASKS:
-            raise UserError(f"{key}={value} needs a text, and data={task} has none; leave it out")
+            raise UserError(f"{key}={value} needs a text, but data={task} is a task; leave it out")
     # torch.compile decides itself which activations to save, and ignores the hooks of recomputing.
     if trainer.compile and trainer.recompute != "none":
         raise UserError(

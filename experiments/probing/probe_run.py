@@ -66,7 +66,7 @@ def find_runs(config: Config) -> tuple[list[Path], list[str]]:
     """
     place = Path(config.run or config.runs or f"{config.results}/{config.name}")
     if not place.is_dir():
-        raise UserError(f"{place} is no folder; give run=results/NAME/RUN or runs=results/NAME")
+        raise UserError(f"{place} is not a folder; give run=results/NAME/RUN or runs=results/NAME")
     found = [
         (folder, _elsewhere(folder, place) or _problem(folder))
         for folder in _folders(place, 0 if config.run else _DEPTH)
@@ -119,7 +119,7 @@ def _may_hold_runs(path: Path) -> bool:
 def _problem(folder: Path) -> str:
     """Why there is no complete run in a folder; "" if there is."""
     if _closed(folder):
-        return "may not be opened: no permission"
+        return "cannot be opened: no permission"
     run = RunFolder(folder)
     if not run.complete:
         return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"

@@ -94,8 +94,8 @@ def _check_words(own: DataConfig | None, task: Task) -> None:
     words = [[t.word(i) for i in range(t.vocab_size)] for t in (trained, task) if t is not None]
     if trained is None or words[0] != words[1]:
         raise UserError(
-            f"the tokens of data={task.name} with these options are not those that the run was trained on; give its "
-            "own task, and leave options that change the vocabulary as they were"
+            f"data={task.name} with these options has other tokens than those that the run was trained on; give its "
+            "own task, and do not change its vocabulary"
         )
 
 
@@ -164,7 +164,7 @@ def check_evaluate(options: EvaluateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
     check_limits(options, "evaluate.")
     if not options.splits:
-        raise UserError("evaluate.splits names nothing to score; give evaluate.splits=[validation,test]")
+        raise UserError("evaluate.splits is empty; give evaluate.splits=[validation,test]")
     for key in ("stride", "windows"):
         if options.carry and getattr(options, key) is not None:
             raise UserError(

@@ -129,7 +129,7 @@ def _wait_for(lock: BaseFileLock) -> None:
     try:
         lock.acquire(poll_interval=0.05, cancel_check=lambda: signals.received() is not None)
     except Timeout:  # by cancel_check; there is no other limit
-        why = f"told to make room ({signals.received().name})"
+        why = f"stopped by {signals.received().name}"
         raise signals.Paused(
-            f"{why} while another process holds {lock.lock_file}; the same command goes on"
+            f"{why} while another process holds {lock.lock_file}; the same command resumes it"
         ) from None

@@ -27,7 +27,7 @@ def explain(error: OSError) -> str:
     place = error.filename2 or error.filename  # of two, where a finished file should have gone
     file = f"{place}: " if isinstance(place, str | os.PathLike) else ""
     said = error.strerror or str(error) or type(error).__name__
-    return f"{file}{said}; {_REMEDIES.get(error.errno, 'put that right')}, then give the same command again"
+    return f"{file}{said}; {_REMEDIES.get(error.errno, 'correct that')}, then give the same command again"
 
 
 def one_line(text: object) -> str:
@@ -46,12 +46,12 @@ def _picture(code: int) -> str:
     )
 
 
-_ROOM = "the disk is full or its quota used up: make room"
-_RIGHTS = "it may not be read or written: change its permissions, or give another folder (results=...)"
+_ROOM = "the disk is full or its quota used up: free some space"
+_RIGHTS = "it cannot be read or written: change its permissions, or give another folder (results=...)"
 _REMEDIES = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EFBIG: "files may not grow so large here: lift the limit (ulimit -f), or give another folder (results=...)",
+    errno.EFBIG: "files cannot grow so large here: raise the limit (ulimit -f), or give another folder (results=...)",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 # Ctrl-C while modules load, and in worker processes.
 
-INTERRUPTED = "interrupted; the same command goes on from the last checkpoint"
+INTERRUPTED = "interrupted; the same command resumes from the last checkpoint"
 STATUS = 130  # what shells know for Ctrl-C
 
 

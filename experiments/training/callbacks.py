@@ -490,9 +490,9 @@ class Pause(StepCallback):
         if not (time_is_up or planned or told) or step >= trainer.max_steps:
             return
         save_checkpoint(trainer, self.folder)
-        at = f"at step {step} of {trainer.max_steps}; the same command goes on"
+        at = f"at step {step} of {trainer.max_steps}; the same command resumes it"
         if told:
-            raise Paused(f"told to make room ({told.name}) {at}")
+            raise Paused(f"stopped by {told.name} {at}")
         raise Paused(f"time is up {at}" if time_is_up else f"paused {at} without trainer.pause_at")
 
     def _time_is_up(self) -> bool:

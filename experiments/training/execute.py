@@ -131,7 +131,7 @@ def _meeting(config: Config, run: str) -> list[str]:
         return ["--standalone"]
     if address is None:
         raise UserError(
-            f"trainer.nodes={nodes}: give this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
+            f"trainer.nodes={nodes}: run this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
         )
     return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}", f"--rdzv-id={run}"]
 
@@ -288,7 +288,7 @@ def _explain(planned: Plan, error: Exception) -> RunFailed:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunFailed(
             f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
-            "free some space and give the same command again; it goes on from the last checkpoint"
+            "free some space and give the same command again; it resumes from the last checkpoint"
         )
     if isinstance(error, OSError) and isinstance(error.filename2 or error.filename, str):
         return RunFailed(f"{planned.title}: {machine.explain(error)}")

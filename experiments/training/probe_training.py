@@ -43,7 +43,7 @@ class ProbeTraining(StepCallback):
                 row for row in probe_run.read(self.run, probe_run.TRAINING) if row[0] <= trainer.global_step
             ]
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-            print(f"warning: cannot read {path} ({one_line(error)}); it begins anew", flush=True)
+            print(f"warning: cannot read {path} ({one_line(error)}); starting it again", flush=True)
         probe_run.write(self.run, probe_run.TRAINING, self.rows)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:

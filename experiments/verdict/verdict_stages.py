@@ -47,7 +47,7 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
         off = [key for key, value in deciding.items() if before.get(key) != value]
         if off:
             raise UserError(
-                f"{folder} holds a verdict with another {' and '.join(off)} than now; give name=... for a new one, or "
+                f"{folder} holds a verdict made with another {' and '.join(off)}; give name=... for a new one, or "
                 "remove that folder and the runs beside it"
             )
         return folder

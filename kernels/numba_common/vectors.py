@@ -42,7 +42,7 @@ class VectorModel(models.PrimitiveModel):
 def _check(array) -> None:
     """Raise TypingError for the type of an array that is not fp32 or not contiguous: its bytes would be misread."""
     if array.dtype != types.float32 or array.layout != "C":
-        raise TypingError(f"vectors are of contiguous fp32 arrays, got {array}")
+        raise TypingError(f"vectors need contiguous fp32 arrays, got {array}")
 
 
 def _place(context, builder, kind, array, at):

@@ -104,7 +104,7 @@ def _refuses(q, keys, values, w, beta, g=None, forgotten=None, **_options) -> st
     caches = {"keys": keys, "values": values, "forgotten": forgotten}
     split = [name for name, x in caches.items() if x is not None and x.shape[-1] > 1 and x.stride(-1) != 1]
     if reason is None and split:
-        return f"needs a last axis whose numbers are neighbours in memory, not so in {', '.join(split)}"
+        return f"needs a last axis that is contiguous in memory, which it is not in {', '.join(split)}"
     return reason
 
 
@@ -187,7 +187,7 @@ def check_path_step(
             f"got {shapes}"
         )
     if (w is None) != (beta is None) or (g is None) != (forgotten is None):
-        raise ValueError(f"{name} needs both w and beta, both g and forgotten, or None for both")
+        raise ValueError(f"{name} needs w and beta together, and g and forgotten together")
     for argument, x, meaning, wanted in (
         ("w", w, "[B, Hkv, K]", (*keys.shape[:2], keys.shape[3])),
         ("beta", beta, "[B, Hkv]", tuple(keys.shape[:2])),
@@ -198,7 +198,9 @@ def check_path_step(
             raise ValueError(f"{name} needs {argument} {meaning} = {wanted}, got {tuple(x.shape)}")
     for argument, x in (("keys", None if w is None else keys), ("forgotten", forgotten)):
         if x is not None and torch.promote_types(x.dtype, torch.float32) != x.dtype:
-            raise ValueError(f"{name} changes {argument} at every token: at least float32, not {x.dtype}")
+            raise ValueError(
+                f"{name} updates {argument} at every token and needs float32 or float64, got {x.dtype}"
+            )
     inputs = (q, keys, values, w, beta, g, forgotten)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         raise ValueError(

@@ -171,7 +171,7 @@ def check_short_conv(
             f"short_conv needs x [B, T, D] and weight [D, k], got {tuple(x.shape)}, {tuple(weight.shape)}"
         )
     if activation not in (None, "silu"):
-        raise ValueError(f"short_conv knows the activations None and 'silu', not {activation!r}")
+        raise ValueError(f"short_conv needs activation=None or 'silu', got {activation!r}")
     if cu_seqlens is not None:
         _check_boundaries(x, cu_seqlens)
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -58,7 +58,7 @@ def swiglu(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
     """
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.dim() == 0 or not gate.is_floating_point():
         raise ValueError(
-            f"swiglu needs floating gate and up of one shape and dtype, got {gate.dtype} {tuple(gate.shape)} and "
+            f"swiglu needs floating gate and up of the same shape and dtype, got {gate.dtype} {tuple(gate.shape)} and "
             f"{up.dtype} {tuple(up.shape)}"
         )
     return OPERATION(gate, up, backend=backend)

@@ -28,7 +28,7 @@ def flash_refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"needs float16 or bfloat16, got {q.dtype}"
     if q.shape[-1] != v.shape[-1]:
-        return f"needs keys and values of one width, got {q.shape[-1]} and {v.shape[-1]}"
+        return f"needs keys and values of the same width, got {q.shape[-1]} and {v.shape[-1]}"
     if q.shape[-1] % 8 or q.shape[-1] > MAX_WIDTH:
         return f"needs a head width that is a multiple of 8 and at most {MAX_WIDTH}, got {q.shape[-1]}"
     return None

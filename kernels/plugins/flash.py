@@ -143,5 +143,5 @@ def _function(version: Version) -> tuple[Callable | None, str | None]:
     try:
         inspect.signature(function).bind(**dict.fromkeys(WORDS))
     except TypeError as error:
-        return None, f"takes other arguments ({error}); install a newer one"
+        return None, f"takes other arguments ({error}); install a newer version"
     return function, None

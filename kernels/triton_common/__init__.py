@@ -136,7 +136,7 @@ def _refuses_one(x: Tensor) -> str | None:
         return None
     if not interpreted():
         return (
-            f"needs CUDA tensors, got {x.device.type}; to check kernels on a CPU, slowly, set TRITON_INTERPRET=1 "
+            f"needs CUDA tensors, got {x.device.type}; to run kernels on a CPU, slowly, set TRITON_INTERPRET=1 "
             "before Python starts"
         )
     if x.dtype == torch.bfloat16:

@@ -66,7 +66,7 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["model.residual.mhc.itres=5"], "did you mean 'model.residual.mhc.iters'?"),
         (
             ["model.pattern=dyadic"],
-            "interlaced_sf, late_full, reverse_bookend. A pattern of one's own is made of",
+            "interlaced_sf, late_full, reverse_bookend. A pattern of your own is made of",
         ),
         (["data.tokenizer=gpt3"], "did you mean 'gpt2'?"),
         (["model.residual.name=adds"], "did you mean 'add'?"),
@@ -87,14 +87,14 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["model.d_model=0"], "model.d_model=0"),
         (["model.mixers.hypergraph.n_timelines=0"], "n_timelines=0"),
         (["evaluate.stride=33"], "evaluate.stride=33 is above data.seq_len=32"),
-        (["evaluate.carry=true"], "evaluate.carry=true belongs to job=evaluate"),
+        (["evaluate.carry=true"], "evaluate.carry=true works only with job=evaluate"),
         (
             ["job=evaluate", "evaluate.carry=true", "evaluate.stride=3"],
             "scores without windows",
         ),
         (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),
-        (["name=published"], "results/published is no place for runs"),
+        (["name=published"], "results/published cannot hold runs"),
         (["results="], "results= is empty"),
         ([f"seed={2**63}"], f"seed={2**63} must be at least 0 and at most {2**63 - 1}"),
         (

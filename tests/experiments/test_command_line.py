@@ -123,7 +123,7 @@ def install(folder: Path, monkeypatch, text: str) -> None:
         (["--package", "trainer", "job=cost"], "--cfg job"),
         (["-p", "trainer"], "--cfg job"),
         (["--resolve", "job=cost"], "--cfg job"),
-        (["--experimental-rerun", "config.pickle"], "same command"),
+        (["--experimental-rerun", "config.pickle"], "repeat the command"),
         (["--multirun", "--cfg", "job", "seed=0,1"], "dry=true"),
         (["--multirun", "hydra.mode=RUN", "job=cost"], "leave one of them out"),
         (["--run", "--cfg", "job"], "--run"),

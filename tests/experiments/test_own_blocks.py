@@ -89,7 +89,7 @@ def test_a_file_of_ones_own_with_a_mistake_is_named_and_left_out(own, tmp_path):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("blocks=nowhere", "blocks=nowhere is no list of folders; write blocks=[FOLDER]"),
+        ("blocks=nowhere", "blocks=nowhere must be a list of folders; write blocks=[FOLDER]"),
         ("blocks=[nowhere]", "blocks: nowhere has no file with a block or a figure"),
         ("blocks=[taken]", "json.py has the name of another module; rename it"),
     ],
@@ -109,6 +109,6 @@ def test_another_package_called_kernels_is_told_in_one_line(tmp_path):
     (tmp_path / "kernels/__init__.py").touch()
     done = run(tmp_path, *PROGRAM, "blocks=nowhere", PYTHONPATH=str(tmp_path))
     notice, error = done.stderr.splitlines()
-    assert notice.startswith(f"notice: another package is called kernels ({tmp_path}/kernels)")
+    assert notice.startswith(f"notice: another package named kernels ({tmp_path}/kernels)")
     assert "make wheel" in notice
     assert error.startswith("error: ")

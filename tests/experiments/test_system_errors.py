@@ -130,13 +130,13 @@ def _onto(lab: Lab, out, *words: str) -> Outcome:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b: Read-only file system; it may not be"),
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b: Read-only file system; it cannot be"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; the disk is full"),
         (
             OSError(errno.EDQUOT, "Disk quota exceeded", "/a"),
             "/a: Disk quota exceeded; the disk is full or its",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; it may not be"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; it cannot be"),
         (OSError("the network is gone"), "the network is gone; put that right, then"),
         (TimeoutError(), "TimeoutError; put that right, then"),
     ],

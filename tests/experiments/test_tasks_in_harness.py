@@ -131,7 +131,7 @@ def test_options_of_its_task_are_a_runs_identity():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("data.tokenizer=gpt2", "data.tokenizer=gpt2 has no meaning with data=mqar"),
+        ("data.tokenizer=gpt2", "data.tokenizer=gpt2 does not apply to data=mqar"),
         pytest.param("data=mqarr", "did you mean 'mqar'?", marks=LONG),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLa
         ({"text": "book.txt"}, "cannot be scored on text"),
         ({"carry": True}, "evaluate.carry=True works for text only"),
         ({"stride": 4}, "evaluate.stride=4 works for text only"),
-        ({"text": DataConfig(name="mqar")}, "are not those that the run was trained on"),
+        ({"text": DataConfig(name="mqar")}, "other tokens than those that the run was trained on"),
     ):
         with pytest.raises(UserError, match=says):
             experiments.evaluate(run, device="cpu", **options)

@@ -51,7 +51,7 @@ def test_an_unknown_backend_gets_a_suggestion():
 
 def test_a_form_that_others_have_is_no_misspelling():
     with pytest.raises(
-        ValueError, match=r"attention has no form 'triton'; with 'auto' every operation takes"
+        ValueError, match=r"attention has no backend 'triton'; with 'auto' every operation takes"
     ):
         attention(*qkv(1, 3), backend="triton")
 

@@ -83,7 +83,7 @@ def _candidates(kind: str, name: str, option: str, kinds: set[type], default: An
         return [not default]
     if str in kinds:
         said = refusal(kind, name, **{option: "none of these"}) or ""
-        found = re.search(r"is one of (.*), not", said)
+        found = re.search(r"must be one of (.*), not", said)
         return found.group(1).split(", ") if found else []
     if int in kinds and float not in kinds:
         return [3, 2, 6, 4, 1] if default is None else [2 * default, default + 1, 1]

@@ -98,7 +98,7 @@ def test_what_the_first_step_would_refuse_is_refused_before_it(case: Case, way: 
 def test_for_another_machine_only_operations_without_such_a_form_are_refused(case: Case, backend: str):
     config = dataclasses.replace(case.config(), backend=backend)
     elsewhere, here = (refusal(config, device=device) for device in (None, CPU))
-    assert elsewhere is None or f"has no form {backend!r}" in elsewhere
+    assert elsewhere is None or f"has no backend {backend!r}" in elsewhere
     assert elsewhere is None or here is not None
 
 

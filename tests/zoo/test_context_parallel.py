@@ -134,7 +134,7 @@ def test_without_a_process_group_there_are_no_shards():
 @pytest.mark.parametrize(
     ("ctx", "said"),
     [
-        (Context.of(tokens(1, 10)), "10 tokens do not cut into 4 equal shards"),
+        (Context.of(tokens(1, 10)), "10 tokens cannot be cut into 4 equal shards"),
         (Context.of(tokens(1, 12), probe=object()), "a probe needs whole sequences"),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_cannot_be_cut_is_said(ctx, said, monkeypatch):
 def test_a_model_given_all_tokens_in_a_shard_says_which_are_its_own(monkeypatch):
     rank_of_four(monkeypatch, 1)
     model = build(Case("mixer", "attention").config())
-    with pytest.raises(UserError, match=r"tokens \(2, 3\), its own, not on \(2, 12\)"):
+    with pytest.raises(UserError, match=r"its own tokens, of shape \(2, 3\), not \(2, 12\)"):
         model(tokens(2, 12), Context.of(tokens(2, 12)).cut())
 
 
@@ -170,7 +170,7 @@ def test_only_a_mixer_that_knows_nothing_of_shards_is_given_the_whole_sequence(k
 
 def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
     rank_of_four(monkeypatch, 1)
-    with pytest.raises(UserError, match="at least 3, not 2; take fewer than 4 ranks"):
+    with pytest.raises(UserError, match="at least 3 tokens, not 2; use fewer than 4 ranks"):
         Context.of(tokens(1, 8)).cut().inputs_before(torch.zeros(1, 2, 5), 3)
 
 

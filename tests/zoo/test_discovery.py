@@ -69,14 +69,14 @@ def good(name: str, letter: str) -> str:
             "ValueError: P.bad: mixer 'my-bad': a name is made of letters, digits and _",
         ),
         (good("name", "Z"), 5, "ValueError: P.bad: mixer 'name': 'name' is the key that chooses one"),
-        (good("bad", "z"), 5, "ValueError: a mixer's letter is one capital letter A-Z, not 'z'"),
+        (good("bad", "z"), 5, "ValueError: a mixer's letter must be one capital letter A-Z, not 'z'"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_named_and_left_out(discovered, monkeypatch, source, line, said):
     monkeypatch.setattr(registry, "_written", lambda cls: cls.__module__.endswith(".bad"))
     (found,) = discovered({"bad": source, "fine": good("fine", "Y")})
     assert found.startswith(f"zoo/P/bad.py, line {line}: {said}"), found
-    assert found.endswith(" (left out until that is mended: P.bad)")
+    assert found.endswith(" (left out until this is fixed: P.bad)")
     assert "\n" not in found
     assert registry.mixer_by_letter()["Y"].name == "fine"
     assert not {"late", "bad"} & registry.blocks("mixer").keys()
@@ -108,7 +108,9 @@ def test_options_that_no_configuration_holds_are_refused_where_they_are_register
 
 def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):
     monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.absent": LINE})
-    with pytest.raises(UserError, match=r"'E' at position 1 is no known mixer.*zoo/mixers/absent.py, line 3"):
+    with pytest.raises(
+        UserError, match=r"'E' at position 1 is not a known mixer.*zoo/mixers/absent.py, line 3"
+    ):
         letters_of(ModelConfig(pattern="EF"))
     with pytest.raises(UserError, match=r"unknown residual scheme 'absent'.*zoo/mixers/absent.py, line 3"):
         registry.get("residual", "absent")

@@ -165,7 +165,7 @@ def test_a_family_that_cannot_hold_a_model_is_refused_by_what_it_lacks(
     with pytest.raises(UserError) as caught:
         write_folder(native(pattern, **options), tmp_path / "out", family=family)
     assert said in str(caught.value)
-    assert "becomes archzoo" in str(caught.value)
+    assert "to write model_type=archzoo" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_is_there_stays_and_a_write_that_fails_leaves_nothing(tmp_
     model = native("FF")
     write_folder(model, tmp_path / "out")
     before = (tmp_path / "out" / "config.json").read_bytes()
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         write_folder(model, tmp_path / "out", family="archzoo")
     assert (tmp_path / "out" / "config.json").read_bytes() == before
 
@@ -357,9 +357,9 @@ def test_a_state_is_carried_on_from_one_call_to_the_next(pair):
     ("how", "said"),
     [
         ({"past_key_values": transformers.DynamicCache()}, "holds no decode state"),
-        ({"position_ids": torch.arange(LATER)[None] + 3}, "position_ids are counted from the first token"),
-        ({"position_ids": torch.arange(LATER)[None] % 7}, "position_ids are counted from the first token"),
-        ({"attention_mask": torch.ones(2, 1, LATER, LATER)}, "attention_mask is"),
+        ({"position_ids": torch.arange(LATER)[None] + 3}, "position_ids must count from the first token"),
+        ({"position_ids": torch.arange(LATER)[None] % 7}, "position_ids must count from the first token"),
+        ({"attention_mask": torch.ones(2, 1, LATER, LATER)}, "attention_mask must be"),
         ({"attention_mask": torch.tensor([1] * 9 + [0] + [1] * 9).expand(2, -1)}, "pad on the left"),
         (
             {"attention_mask": torch.tensor([1] * 9 + [0] * 10).expand(2, -1), "use_cache": True},
@@ -378,7 +378,7 @@ def test_what_would_be_computed_wrongly_is_refused(pair, how, said):
 def test_what_a_decode_state_cannot_do_is_refused(pair):
     batch = tokens(1, 9)
     for options, said in (
-        ({"cache_implementation": "static"}, "decodes by its own state"),
+        ({"cache_implementation": "static"}, "decodes with its own state"),
         ({"assistant_model": pair[1]}, "assisted generation"),
     ):
         with pytest.raises(ValueError, match=said):

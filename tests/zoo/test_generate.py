@@ -112,7 +112,7 @@ def test_prefill_reads_in_evaluation_mode_and_refuses_what_generate_refuses(mode
         ({"prompt": torch.zeros(1, 4, dtype=torch.bool)}, "torch.bool (4,)"),
         ({"prompt": [["a"]]}, "not ['a']"),
         ({"prompt": [3]}, "torch.int64 ()"),
-        ({"stop": 5}, "stop is a collection of tokens, or a function of (sequence, token), not 5"),
+        ({"stop": 5}, "stop must be a collection of token ids, or a function of (sequence, token), not 5"),
         ({"prompt": [torch.tensor([1]), torch.tensor([VOCAB])]}, f"vocabulary of {VOCAB}"),
         ({"chunk": 0}, "chunk=0"),
         ({"prompt": torch.zeros(1, 4)}, "float32"),

@@ -78,10 +78,10 @@ def test_a_card_that_is_none_is_refused(folder, text):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d.update(vocab_size=VOCAB + 1), "do not fit"),
-        (lambda d: d["model"].update(d_model=32), "do not fit"),
-        (lambda d: d["model"].update(pattern="SS"), "do not fit"),
-        (lambda d: d["model"].update(depth=3), "do not fit"),
+        (lambda d: d.update(vocab_size=VOCAB + 1), "do not match its"),
+        (lambda d: d["model"].update(d_model=32), "do not match its"),
+        (lambda d: d["model"].update(pattern="SS"), "do not match its"),
+        (lambda d: d["model"].update(depth=3), "do not match its"),
         (lambda d: d.update(format=2), "format 1"),
         (lambda d: d.pop("seq_len"), "seq_len"),
         (lambda d: d.update(vocab_size="many"), "vocab_size"),
@@ -117,9 +117,9 @@ def test_a_checkpoint_of_the_harness_loads(model, tmp_path):
     assert torch.equal(zoo.load(path)(batch)[0], model(batch)[0])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "another one of its folder" in refused(path)
+    assert "another checkpoint of its folder" in refused(path)
     torch.save({"weights": 1}, path)
-    assert "no checkpoint of this project" in refused(path)
+    assert "not a checkpoint of this project" in refused(path)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -130,7 +130,7 @@ def test_kimi_linear_is_three_kda_layers_then_latent_attention_without_positions
     [
         ({"kernel_size": 0}, "kda.kernel_size=0 must be at least 1"),
         ({"n_heads": 3}, "kda.n_heads=3 does not divide"),
-        ({"decay": "token"}, "kda.decay is one of channel, head, not 'token'"),
+        ({"decay": "token"}, "kda.decay must be one of channel, head, not 'token'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

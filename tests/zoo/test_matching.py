@@ -105,7 +105,7 @@ def test_heads_that_four_would_not_divide_are_matched():
 def test_a_model_of_several_channel_mixers_is_not_matched_by_one():
     config = ModelConfig()
     config.channel.name = "swiglu+moe"
-    with pytest.raises(UserError, match="match=params solves the hidden width of one channel mixer"):
+    with pytest.raises(UserError, match="match=params sets the hidden width of one channel mixer"):
         match_parameters(config, 16)
     config.channel.name = "mlp*2"
     assert match_parameters(config, 16).channel.mlp.hidden is not None

@@ -61,7 +61,7 @@ def test_states_agree_within_one_percent(letter):
 def test_a_head_width_of_ones_own_contradicts_matching():
     config = made("K", {"mixers": {"kda": {"head_width": 32}}})
     with pytest.raises(
-        UserError, match=r"match=state solves mixers\.kda\.head_width, and 32 gives 41,984 bytes"
+        UserError, match=r"match=state sets mixers\.kda\.head_width, and 32 gives 41,984 bytes"
     ):
         match(config, "state", seq_len=128)
 

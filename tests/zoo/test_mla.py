@@ -233,12 +233,12 @@ def test_cache_bytes_against_full_attention(size, length):
         ({"q_rank": -1}, r"mla.q_rank=-1 must be at least 0"),
         ({"rope_base": 0.0}, r"mla.rope_base=0.0 must be a number above 0"),
         ({"n_heads": 5}, r"n_heads=5 does not divide model.d_model=24"),
-        ({"rope_keys": "both"}, r"mla.rope_keys is one of shared, per_head, not 'both'"),
+        ({"rope_keys": "both"}, r"mla.rope_keys must be one of shared, per_head, not 'both'"),
         ({"rope_keys": "per_head", "rope_dim": 0}, r"rope_keys=per_head needs rotary keys"),
         ({"value_width": 0}, r"mla.value_width=0 must be at least 1"),
-        ({"positions": "all"}, r"mla.positions is one of rope, none, not 'all'"),
+        ({"positions": "all"}, r"mla.positions must be one of rope, none, not 'all'"),
         ({"positions": "none", "rope_scaling": "linear", "rope_factor": 2.0}, r"mla has no rotary positions"),
-        ({"rope_mscale_all": 1.0}, r"mla.rope_mscale_all=1.0 means nothing with mla.rope_scaling=none"),
+        ({"rope_mscale_all": 1.0}, r"mla.rope_mscale_all=1.0 has no effect with mla.rope_scaling=none"),
     ],
 )
 def test_impossible_sizes_are_refused(options, message):

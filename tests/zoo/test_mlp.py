@@ -71,7 +71,7 @@ def test_matching_solves_its_width():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"activation": "silu"}, "mlp.activation is one of gelu, relu2, not 'silu'"),
+        ({"activation": "silu"}, "mlp.activation must be one of gelu, relu2, not 'silu'"),
         ({"hidden": 0}, "mlp.hidden=0 must be at least 1"),
     ],
 )

@@ -138,14 +138,14 @@ def test_probing_positions_of_packed_sequences():
     ("shape", "cu_seqlens", "noise_keys", "said"),
     [
         ((5,), None, None, "[batch, time], not (5,)"),
-        ((2, 5), [0, 5, 10], None, "batch size 1, but tokens are (2, 5)"),
+        ((2, 5), [0, 5, 10], None, "batch size 1, not tokens of shape (2, 5)"),
         ((1, 5), [0, 3], None, "from 0 to 5"),
         ((1, 5), [1, 5], None, "from 0 to 5"),
         ((1, 5), [0, 3, 3, 5], None, "without empty sequences"),
         ((1, 5), [0, 4, 3, 5], None, "rise"),
         ((1, 5), [5], None, "int32 [N+1]"),
-        ((2, 5), None, [1, 2, 3], "[2], one a sequence, not (3,)"),
-        ((1, 5), [0, 2, 5], [1], "[2], one a sequence, not (1,)"),
+        ((2, 5), None, [1, 2, 3], "[2], one per sequence, not (3,)"),
+        ((1, 5), [0, 2, 5], [1], "[2], one per sequence, not (1,)"),
     ],
 )
 def test_a_context_that_does_not_fit_is_refused_with_shapes(shape, cu_seqlens, noise_keys, said):

@@ -159,9 +159,9 @@ def test_the_balance_loss_of_hand_computed_routing(case):
         ({"top_k": 5}, "mom.top_k=5 must be from 1 to n_memories=4"),
         ({"n_heads": 0}, "mom.n_heads=0"),
         ({"head_width": 0}, "head_width=0 must be at least 1"),
-        ({"update": "hebb"}, "mom.update is one of gated_delta, gated_linear, linear, not 'hebb'"),
+        ({"update": "hebb"}, "mom.update must be one of gated_delta, gated_linear, linear, not 'hebb'"),
         ({"update": "linear", "neg_eigval": True}, "mom.neg_eigval needs mom.update=gated_delta"),
-        ({"update": "gated_linear", "neg_eigval": True}, "needs mom.update=gated_delta: with gated_linear"),
+        ({"update": "gated_linear", "neg_eigval": True}, "mom.update=gated_linear no eigenvalue"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

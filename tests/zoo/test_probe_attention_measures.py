@@ -202,7 +202,7 @@ def test_two_measures_may_not_give_rows_of_one_name(monkeypatch):
     assert {found.measure for found in probe_model(model, tokens)} == {"norm"}
     monkeypatch.setattr("zoo.probes.measure._MEASURES", both)
     with pytest.raises(
-        UserError, match="the measures one and two both give rows 'norm'; rename those of one"
+        UserError, match="the measures one and two both write rows 'norm'; rename one of them"
     ):
         probe_model(model, tokens)
 

@@ -226,5 +226,8 @@ def test_a_model_is_left_as_it_was_frozen_or_not():
 
 def test_gradients_where_no_graph_can_be_are_refused():
     for measure in ("gradients", "coefficient_path"):
-        with torch.inference_mode(), pytest.raises(UserError, match=f"{measure}.* outside of inference mode"):
+        with (
+            torch.inference_mode(),
+            pytest.raises(UserError, match=f"{measure}.* outside torch.inference_mode"),
+        ):
             probe_model(model_with("ohc"), torch.randint(VOCAB, (1, 3)), names=[measure])

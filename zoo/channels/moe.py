@@ -78,12 +78,12 @@ class MoEConfig:
     """Options of the mixture of experts.
 
     n_experts: routed experts; top_k: routed experts per token; n_shared: shared experts, which every token uses;
-    hidden: inner width of an expert (None: the plain SwiGLU's divided by top_k + n_shared and rounded up to a
-    multiple of 8, so that a token costs as much as in the plain SwiGLU); scale: factor of the routed experts'
-    output; scores: affinities by "sigmoid", or "softmax" over the experts; renormalise: weights of the chosen experts
-    sum up to 1 (not for top_k=1); groups: the experts form so many groups of one size, of which top_groups are open to
-    a token, those that score highest; top_groups: that number (None: all, for groups=1); balance_rate: by how much a
-    step changes an expert's routing bias (0: not at all); aux_weight: weight of the balance loss in training.
+    hidden: inner width of an expert (None: the plain SwiGLU's divided by top_k + n_shared and rounded up to a multiple
+    of 8, so that a token costs as much as in the plain SwiGLU); scale: factor of the routed experts' output; scores:
+    affinities by "sigmoid", or "softmax" over the experts; renormalise: make the weights of the chosen experts sum to 1
+    (not for top_k=1); groups: number of equal groups of experts; a token uses experts of its top_groups highest-scoring
+    groups only; top_groups: number of groups a token uses (None: all, for groups=1); balance_rate: change of an
+    expert's routing bias per step (0: none); aux_weight: weight of the balance loss in training.
     """
 
     n_experts: int = 8
@@ -226,8 +226,8 @@ def _check(config: MoEConfig) -> None:
         raise UserError(f"moe.top_groups={top} must lie between 1 and moe.groups={config.groups}")
     if config.top_k > top * size:
         raise UserError(
-            f"moe.top_k={config.top_k} is more than the {top * size} experts of moe.top_groups={top} groups; "
-            "choose fewer, or more groups"
+            f"moe.top_k={config.top_k} exceeds the {top * size} experts of moe.top_groups={top} groups; "
+            "lower moe.top_k or raise moe.top_groups"
         )
     at_least(config.n_shared, 0, "moe.n_shared")
     at_least(config.hidden, 1, "moe.hidden")

@@ -22,11 +22,11 @@ class AttentionConfig(PartialRopeOptions):
     """Options of full attention; everything beyond the plain transformer is off by default.
 
     n_heads: query heads H (None: the model's); n_kv_heads: heads of keys and values (None: as many as query heads);
-    max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer;
-    head_width: K, width of a head (None: D/H); positions: "rope" or "none"; rope_base: base of rotary positions;
-    qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per head on q and k before the rotation; window:
-    how many tokens, the current one included, a query attends to (None: all); output_gate: gate G1, o ⊙ σ(x·W + b), on
-    attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values.
+    max_kv_heads: if n_kv_heads is None, the largest number of KV heads up to this that divides n_heads and is smaller
+    than it; head_width: K, width of a head (None: D/H); positions: "rope" or "none"; rope_base: base of rotary
+    positions; qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per head on q and k before the
+    rotation; window: how many tokens, the current one included, a query attends to (None: all); output_gate: gate G1, o
+    ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values.
 
     Rotary positions by the options of RopeOptions and rope_dim.
     """

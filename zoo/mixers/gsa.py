@@ -484,7 +484,7 @@ def check(config: GSAConfig) -> None:
     one_of(config.scores, SCORES, "gsa.scores")
     if config.scores == "relu" and config.adaptive != "none":
         raise UserError(
-            f"gsa.scores=relu has no bound that gsa.adaptive={config.adaptive} could go by; "
+            f"gsa.adaptive={config.adaptive} needs bounded scores, and those of gsa.scores=relu are not; "
             "set gsa.adaptive=none, which keeps k_base tokens"
         )
     for key, least in (("index_heads", 1), ("index_width", 1), ("warmup", 0), ("share", 1), ("key_block", 1)):

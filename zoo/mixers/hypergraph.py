@@ -29,8 +29,8 @@ class HyperGraphConfig:
 
     n_heads: heads H (None: the model's); n_timelines: timelines a head; temperature: τ of the routing softmax;
     positions: rotary positions counted inside the timeline ("local") or the sequence ("global"); rope_base: base of
-    rotary positions; aux_weight: weight of the balance loss in training; top_k: how many of a token's largest
-    probabilities the weight of its timeline is normalised by (1: by none); entropy_weight: weight of the routing's
+    rotary positions; aux_weight: weight of the balance loss in training; top_k: a timeline's weight is its probability
+    over the sum of the token's top_k largest ones (1: the probability itself); entropy_weight: weight of the routing's
     entropy inside the balance loss; z_weight: weight of the squared logsumexp of the router's logits inside the balance
     loss; head_width: K, width of a head (None: D/H).
     """

@@ -126,13 +126,13 @@ class MLA(Mixer):
         one_of(config.rope_keys, ("shared", "per_head"), "mla.rope_keys")
         if config.rope_keys == "per_head" and not self.rope_dim:
             raise UserError(
-                "mla.rope_keys=per_head needs rotary keys, and mla.rope_dim=0 has none; leave one out"
+                "mla.rope_keys=per_head needs rotary keys, and mla.rope_dim=0 has none; leave out one of the two"
             )
         if config.rope_mscale_all is not None:
             at_least(config.rope_mscale_all, 0, "mla.rope_mscale_all")
             if config.rope_scaling != "yarn":
                 raise UserError(
-                    f"mla.rope_mscale_all={config.rope_mscale_all} means nothing with "
+                    f"mla.rope_mscale_all={config.rope_mscale_all} has no effect with "
                     f"mla.rope_scaling={config.rope_scaling}; leave it out"
                 )
 

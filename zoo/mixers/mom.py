@@ -116,7 +116,8 @@ class MoM(Mixer):
         one_of(config.update, UPDATES, "mom.update")
         if config.neg_eigval and config.update != "gated_delta":
             raise UserError(
-                f"mom.neg_eigval needs mom.update=gated_delta: with {config.update} β is in no eigenvalue; leave it out"
+                f"mom.neg_eigval needs mom.update=gated_delta: with mom.update={config.update} no "
+                "eigenvalue depends on β; leave it out"
             )
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:

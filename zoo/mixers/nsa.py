@@ -291,5 +291,5 @@ def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:
         at_least(value, 3 if key == "n_select" else 1, f"nsa.{key}")
     for key in ("block_size", "select_size"):
         if out[key] % out["stride"]:
-            raise UserError(f"nsa.{key}={out[key]} is no multiple of nsa.stride={out['stride']}")
+            raise UserError(f"nsa.{key}={out[key]} must be a multiple of nsa.stride={out['stride']}")
     return out

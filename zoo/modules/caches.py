@@ -343,7 +343,7 @@ def _children(state: Any) -> list[Any]:
         return []
     # Passed over, an unknown state would make a mixer look free, and decoding with it faster than it is.
     raise TypeError(
-        f"a decode state holds {type(state).__name__}, whose bytes nobody can count; "
+        f"a decode state holds {type(state).__name__}, whose bytes cannot be counted; "
         "give it nbytes(), fill(tokens), select(index), batch and appended"
     )
 

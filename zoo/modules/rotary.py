@@ -102,7 +102,7 @@ def _scaling(options: RopeOptions, block: str, scores: float) -> kernels.RopeSca
         value, read = getattr(options, key), key in SCALINGS[kind]
         if value is not None and not read:
             raise UserError(
-                f"{block}.{key}={value} means nothing with {block}.rope_scaling={kind}; leave it out"
+                f"{block}.{key}={value} has no effect with {block}.rope_scaling={kind}; leave it out"
             )
         if value is None and read and key in NEEDED:
             raise UserError(f"{block}.rope_scaling={kind} needs {block}.{key}")

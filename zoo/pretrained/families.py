@@ -40,8 +40,8 @@ class Settings:
     def refuse(self, key: str, value: Any, instead: object) -> NoReturn:
         """Raise UserError for a value that no option here has."""
         raise UserError(
-            f"config.json says {key}={value}, and models of {self.family.model_type} here have {instead}; "
-            "it would compute something else, so it is not loaded"
+            f"config.json says {key}={value}; {self.family.model_type} models can be loaded only with {instead}, as "
+            "others compute something else"
         )
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -89,7 +89,7 @@ class Settings:
                 return {}
             return {"rope_mscale": (amplitude - 1) / (mscale(factor, 1) - 1)}
         if amplitude is not None or not m:
-            self.refuse("mscale_all_dim", m_all, "it beside mscale, and without attention_factor")
+            self.refuse("mscale_all_dim", m_all, "mscale beside it and no attention_factor")
         return {"rope_mscale": m, "rope_mscale_all": m_all}
 
     def norm_eps(self, key: str = "rms_norm_eps") -> dict[str, Any]:
@@ -390,7 +390,7 @@ def _mixture_options(s: Settings, softmax: bool, grouped: bool) -> dict[str, Any
     """The options of a mixture of experts, by the names of DeepSeek's keys."""
     weighs_one = s["num_experts_per_tok"] == 1 and s["norm_topk_prob"]
     if weighs_one:  # here it keeps its affinity, or the router would have no gradient
-        s.refuse("num_experts_per_tok", 1, "a single expert's weight only with norm_topk_prob=false")
+        s.refuse("num_experts_per_tok", 1, "norm_topk_prob=false or more experts a token")
     groups = s.get("n_group", 1) if grouped else 1
     return {
         "n_experts": s["n_routed_experts"],
@@ -518,7 +518,7 @@ def _kimi_config(model: LanguageModel, family: Family) -> dict[str, Any]:
     if k is None:
         raise UserError("no layer has Kimi delta attention")
     if model.head is None:  # transformers would draw another head, and warn
-        raise UserError("its embedding is not the LM head too")
+        raise UserError("its embedding and LM head are not tied")
     places = {kind: [i + 1 for i, x in enumerate(model.letters) if x == kind] for kind in "KL"}
     words = {ours: theirs for theirs, ours in _KIMI_NAMES.items()}
     values = {
@@ -570,10 +570,11 @@ class Family:
         length = "max_position_embeddings" if "max_position_embeddings" in s.values else "model_max_length"
         for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", length):
             if not isinstance(s[key], int):
-                raise UserError(f"config.json says {key}={s[key]!r}, which is no whole number; restore it")
+                raise UserError(f"config.json says {key}={s[key]!r}, which is not an integer; restore it")
         if "quantization_config" in values:
             raise UserError(
-                "config.json has a quantization_config, and quantised weights are not read; give the model before that"
+                "config.json has a quantization_config, and quantised weights cannot be read; give the "
+                "unquantised model"
             )
         try:
             options = {
@@ -585,7 +586,7 @@ class Family:
             }
             return from_dict(ModelConfig, options), s["vocab_size"], s[length]
         except (TypeError, AttributeError, ZeroDivisionError) as error:
-            raise UserError(f"config.json has a value of the wrong kind ({error}); restore it") from error
+            raise UserError(f"config.json has a value of the wrong type ({error}); restore it") from error
 
     def published_config(self, model: LanguageModel) -> dict[str, Any]:
         """The config.json of a model of this family."""
@@ -645,7 +646,7 @@ def read_config(values: Mapping[str, Any]) -> tuple[Family, ModelConfig, int, in
     kind = values.get("model_type")
     if kind not in FAMILIES:
         raise UserError(
-            f"config.json says model_type={kind}, a family that has no map of names here; there are "
+            f"config.json says model_type={kind}, which cannot be loaded; the families that can are "
             f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[kind], *FAMILIES[kind].model_config(values)
@@ -687,7 +688,7 @@ def _misfit(model: LanguageModel, family: Family) -> str:
     linked = {name for link in family.links(again) for name in link.ours}
     for name, x in model.named_buffers():
         if name.endswith(".bias") and name not in linked and not x.is_meta and bool(x.any()):
-            return f"{name} has no place"
+            return f"{name} has no counterpart"
     ours, theirs = ({name: _facts(m) for name, m in x.named_modules()} for x in (model, again))
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):

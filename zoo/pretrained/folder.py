@@ -67,7 +67,7 @@ class Published:
         folder = Path(folder).expanduser()
         if not (folder / CONFIG).is_file():
             raise UserError(
-                f"{folder} is no model of Hugging Face's layout: it has no {CONFIG}; give the folder that holds "
+                f"{folder} is not a model in Hugging Face's layout: it has no {CONFIG}; give the folder that holds "
                 f"{CONFIG}, {TOKENIZER} and *.safetensors"
             )
         values = read_json(folder / CONFIG)
@@ -127,7 +127,10 @@ class Published:
                 raise UserError(self._without(file))
             found += [Place(file, name, shape) for name, shape in _header(file).items()]
         if index is not None and (gone := sorted(set(index) - {place.name for place in found})):
-            raise UserError(f"{self.folder / INDEX} names tensors that its files do not hold: {_some(gone)}")
+            raise UserError(
+                f"{self.folder / INDEX} names tensors that its files do not hold ({_some(gone)}); fetch the "
+                "whole folder again"
+            )
         also = self.family.also or ("$^", "")
         return {re.sub(*also, place.name): place for place in found}
 
@@ -136,7 +139,7 @@ class Published:
         if pickled:
             return (
                 f"{self.folder} has no {file.name}, only pickled weights ({_some(pickled)}), which can run code and "
-                "are not read; give a folder with *.safetensors"
+                "are not loaded; give a folder with *.safetensors"
             )
         return f"{self.folder} has no {file.name}; fetch the whole folder again"
 
@@ -168,8 +171,8 @@ class Published:
             ],
         }
         if any(problems.values()):
-            told = "; ".join(f"{word}: {_some(names)}" for word, names in problems.items() if names)
-            raise UserError(f"the weights in {self.folder} are not those that its {CONFIG} describes: {told}")
+            differences = "; ".join(f"{word}: {_some(names)}" for word, names in problems.items() if names)
+            raise UserError(f"the weights in {self.folder} do not match its {CONFIG}: {differences}")
 
     def _read(self, name: str, wanted: Mapping[str, Any]) -> bool:
         """Return whether a published tensor is used, or is one of those that are known to add nothing."""

@@ -56,7 +56,7 @@ def write_folder(
     """
     out = Path(out).expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already; give a new folder, or remove it")
+        raise UserError(f"{out} already exists; give a new folder, or remove it")
     chosen, why = _chosen(model, family)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -87,7 +87,7 @@ def _chosen(model: LanguageModel, wanted: str | None) -> tuple[Family | None, st
     found, why = family_of(model, FAMILIES if wanted is None else [wanted])
     if wanted is not None and found is None:
         raise UserError(
-            f"model_type={wanted} cannot hold this model ({why}); leave it out, and it becomes archzoo"
+            f"model_type={wanted} cannot hold this model ({why}); leave family out to write model_type=archzoo"
         )
     return found, why
 

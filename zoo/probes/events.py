@@ -34,7 +34,9 @@ def register_event(kind: str, /, **values: str) -> None:
     Raises ValueError for a name that is taken by another description.
     """
     if _KINDS.setdefault(kind, values) != values:
-        raise ValueError(f"the probe event '{kind}' is registered with other tensors; choose another name")
+        raise ValueError(
+            f"the probe event '{kind}' is already registered, with other tensors; choose another name"
+        )
 
 
 def event_kinds() -> dict[str, dict[str, str]]:
@@ -76,7 +78,9 @@ class Probe:
         make: returns the tensors by name, in the shapes that `event_kinds` gives, [B, T, ...] for most.
         """
         if kind not in _KINDS:
-            raise KeyError(f"a probe knows {', '.join(_KINDS)}, not '{kind}' (zoo.probes.register_event)")
+            raise KeyError(
+                f"unknown probe event '{kind}'; zoo.probes.register_event adds one. Known: {', '.join(_KINDS)}"
+            )
         if self.kinds is None or kind in self.kinds:
             with torch.no_grad():
                 values = make()

@@ -160,7 +160,7 @@ class Measure(ABC):
 def check_graph(loss: Tensor, measure: str) -> None:
     """Raise UserError where the loss [] has no graph, which `torch.inference_mode` does not keep."""
     if not loss.requires_grad:
-        raise UserError(f"the measure '{measure}' needs a graph: measure outside of inference mode")
+        raise UserError(f"the measure '{measure}' needs gradients: measure outside torch.inference_mode()")
 
 
 _MEASURES: dict[str, type[Measure]] = {}
@@ -170,7 +170,9 @@ def register_measure(cls: type[Measure]) -> type[Measure]:
     """Register a measure under its name; a class decorator. Raises ValueError for a name that is taken."""
     other = _MEASURES.setdefault(cls.name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"the measure '{cls.name}' of {cls.__module__} has its name from {other.__module__}")
+        raise ValueError(
+            f"{cls.__module__}: the measure '{cls.name}' already exists in {other.__module__}; choose another name"
+        )
     _MEASURES[cls.name] = cls
     return cls
 

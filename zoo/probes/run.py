@@ -40,7 +40,7 @@ def probe_model(
         for row in _rows(name, make, *args):
             if (owner := owners.setdefault(row.measure, name)) != name:
                 raise UserError(
-                    f"the measures {owner} and {name} both give rows {row.measure!r}; rename those of one"
+                    f"the measures {owner} and {name} both write rows {row.measure!r}; rename one of them"
                 )
             rows.append(row)
 

@@ -104,12 +104,13 @@ class HyperConfig:
     n_streams: n, residual streams of a token; init: "identity" (the mean stream starts as the plain residual, and the
     streams differ) or "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal);
     readout: how the head reads the streams, "mean" or "learned" weights; expansion: how the embedding e becomes
-    streams, "copy" or "learned", x_i = g_i ⊙ e with gains g [n, D] that start at 1; alpha: value before training of the
-    learned factors α of what coefficients take from x; warmup_factor: what α is multiplied by in the first warmup_hold
+    streams, "copy" or "learned", x_i = g_i ⊙ e with gains g [n, D] that start at 1; alpha: initial value of the learned
+    factors α, by which the coefficients depend on x; warmup_factor: what α is multiplied by in the first warmup_hold
     steps; warmup_hold: steps in which α is multiplied by warmup_factor; warmup_ramp: steps after them in which that
     factor rises linearly to 1; warmup_share: warmup_hold and warmup_ramp are shortened so that they take at most this
-    share of the training (null: never); lr_scale: the learning rate of coefficients over the model's; clip: the
-    gradients of coefficients are clipped "together", all of the model to one norm, or "each" sub-block's to its own.
+    share of the training (null: never); lr_scale: learning rate of the coefficients, as a multiple of the model's;
+    clip: how gradients of coefficients are clipped, "together" (the whole model's to one norm) or "each" (every
+    sub-block's to its own).
     """
 
     n_streams: int = 4
@@ -377,10 +378,10 @@ def check(config: HyperConfig) -> None:
     for key in ("warmup_factor", "warmup_hold", "warmup_ramp", "lr_scale"):
         at_least(getattr(config, key), 0, key)
     if config.warmup_share is not None and not 0 < config.warmup_share <= 1:
-        raise UserError(f"warmup_share={config.warmup_share} must lie above 0 and at most at 1, or be null")
+        raise UserError(f"warmup_share={config.warmup_share} must be above 0 and at most 1, or null")
     if config.alpha == 0:
         raise UserError(
-            "alpha=0 would keep coefficients from depending on the streams for ever; try alpha=0.01"
+            "with alpha=0 the coefficients could never learn to depend on the streams; try alpha=0.01"
         )
 
 

@@ -19,8 +19,8 @@ from zoo.residuals.hyper_connections import CappedConfig, CappedResidual, HyperR
 @dataclass
 class OHCConfig(CappedConfig):
     """cayley_scale: factor of A before the Cayley map; inverse: how I + A is inverted, "exact" or "neumann", a series
-    whose H_res is no rotation and diverges where ‖A‖ reaches 1; neumann_terms: highest power of that series, better an
-    even one.
+    that gives no exact rotation and diverges where ‖A‖ reaches 1; neumann_terms: highest power of that series, better
+    an even one.
 
     The rest as in CappedConfig and HyperConfig.
     """

@@ -175,7 +175,9 @@ def chosen(numbers: Sequence[int]) -> list[Claim]:
     known = known_claims()
     for number in numbers:
         if number not in known:
-            raise ResultsError(f"no claim {number}; there are {min(known)} to {max(known)}: claims=[13]")
+            raise ResultsError(
+                f"no claim {number}; give numbers from {min(known)} to {max(known)}, e.g. claims=[13]"
+            )
     return [claim for number, claim in known.items() if not numbers or number in numbers]
 
 

@@ -109,7 +109,7 @@ def _column(table: pd.DataFrame, name: str) -> pd.Series:
 def _holds(table: pd.DataFrame, condition: str) -> pd.Series:
     match = CONDITION.fullmatch(condition)
     if match is None:
-        raise ResultsError(f"'{condition}' is no condition: COLUMN=VALUE, also != < <= > >=")
+        raise ResultsError(f"'{condition}' is not a condition: COLUMN=VALUE, also != < <= > >=")
     name, operator, value = match.groups()
     column = _column(table, name)
     if value == "":
@@ -128,7 +128,7 @@ def _as_float(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ResultsError(f"column '{name}' holds numbers, and '{text}' is none") from None
+        raise ResultsError(f"column '{name}' holds numbers, and '{text}' is not a number") from None
 
 
 def _compare(column: pd.Series, operator: str, values: list) -> pd.Series:

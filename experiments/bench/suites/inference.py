@@ -227,7 +227,7 @@ def _run(path: Path, asked: Config, device: torch.device) -> TimedModel:
     """The model at a path. Raises UserError where there is none, or none that its backend serves."""
     card = read_card(path)
     if not isinstance(card.get("model"), dict):
-        raise UserError(f"the {CARD} at {path} describes no model; export the model again")
+        raise UserError(f"the {CARD} at {path} does not describe a model; export the model again")
     config = from_dict(ModelConfig, card["model"], recorded=True)
     config = dataclasses.replace(config, backend=given_backend(asked) or config.backend)
     half = pick_precision(asked.trainer.precision, device) == "bf16"

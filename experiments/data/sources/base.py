@@ -165,7 +165,7 @@ def refuse(cfg: DataConfig, *keys: str) -> None:
     for key in keys:
         if getattr(cfg, key) is not None:
             raise UserError(
-                f"data.{key}={getattr(cfg, key)} has no meaning with data.name={cfg.name}; leave it out"
+                f"data.{key}={getattr(cfg, key)} does not apply to data.name={cfg.name}; leave it out"
                 + (", or choose data.name=text for your own files" if key == "path" else "")
                 + (", or choose data=hf" if key == "dataset" else "")
             )

@@ -52,8 +52,8 @@ def find_files(place: str, column: str) -> tuple[list[Path], dict[str, list[Path
     if told and not splits:
         first = min(file for named in told.values() for file in named)
         raise unread[first] or UserError(
-            f"data.path={place}: cannot read the files of its splits, e.g. {first.name}; decompress them, make texts "
-            f"(*{_TEXTS[0]}) of them, or give a glob of the files to read"
+            f"data.path={place}: cannot read the files of its splits, e.g. {first.name}; decompress them, convert them "
+            f"to text (*{_TEXTS[0]}), or give a glob of the files to read"
         )
     if splits:
         named = {file for part in splits.values() for file in part}
@@ -88,7 +88,8 @@ def _of_folder(
                 unread[file] = None
     if not files:
         raise next(filter(None, unread.values()), None) or UserError(
-            f"data.path={folder}: no text in this folder (*{', *'.join((*_TEXTS, *TABLES))}; also packed, *.gz); for "
+            f"data.path={folder}: no text in this folder (*{', *'.join((*_TEXTS, *TABLES))}; also "
+            "compressed, *.gz); for "
             "other names give a glob"
         )
     return files

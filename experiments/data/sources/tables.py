@@ -117,12 +117,12 @@ def _csv_rows(file: Path, column: str, separators: str) -> Iterator[str | None]:
                 if row and len(row) != len(names):
                     raise UserError(
                         f"{file}: line {rows.line_num + 1} has {len(row)} fields and the first line {len(names)}; "
-                        "put it right, or quote its text"
+                        "correct it, or quote its text"
                     )
                 if row:
                     yield row[place] or None
         except csv.Error as error:
-            raise UserError(f"{file}: line {rows.line_num + 1}: {error}; put it right") from error
+            raise UserError(f"{file}: line {rows.line_num + 1}: {error}; correct it") from error
 
 
 def _json_rows(file: Path, column: str) -> Iterator[str | None]:
@@ -161,13 +161,13 @@ def _json_records(file: Path) -> Iterator[tuple[str, Any]]:
                 if line.strip():
                     yield where, json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise _no_table(file, where, f"{where} is no JSON ({str(error)[:60]})") from error
+            raise _no_table(file, where, f"{where} is not JSON ({str(error)[:60]})") from error
 
 
 def _no_table(file: Path, where: str, what: str) -> UserError:
     first = where.endswith((": line 1", ": entry 1")) and kind_of(file) == ".json"
     return (NoTable if first else UserError)(
-        f"{what}; a table has an object on every line, or is a list of them"
+        f"{what}; a table must have an object on every line, or be a list of objects"
     )
 
 
@@ -192,10 +192,10 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{file} is not UTF-8 text: a byte is 0x{error.object[error.start]:02x}; convert it "
+            f"{file} is not UTF-8 text: it has the byte 0x{error.object[error.start]:02x}; convert it "
             "(iconv -f ENCODING -t UTF-8)"
         ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{file} is no whole gzip file ({error}); pack it again") from error
+        raise UserError(f"{file} is not a complete gzip file ({error}); compress it again") from error
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error

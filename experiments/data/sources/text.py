@@ -40,13 +40,13 @@ _HELD_OUT = ("test", "validation")
 _LARGEST_SHARE = 0.1
 _SHORTEST_CUT = 50
 _OTHER_FORMATS = {
-    b"\x1f\x8b": "gzip: let its name end in .gz",
-    b"PAR1": "parquet: let its name end in .parquet",
-    b"PK\x03\x04": "a zip archive: unpack it",
-    b"BZh": "packed by bzip2: unpack it",
-    b"\xfd7zXZ": "packed by xz: unpack it",
-    b"(\xb5/\xfd": "packed by zstd: unpack it",
-    b"%PDF": "PDF: take the text out of it",
+    b"\x1f\x8b": "gzip: rename it to *.gz",
+    b"PAR1": "Parquet: rename it to *.parquet",
+    b"PK\x03\x04": "a zip archive: extract it",
+    b"BZh": "compressed with bzip2: decompress it",
+    b"\xfd7zXZ": "compressed with xz: decompress it",
+    b"(\xb5/\xfd": "compressed with zstd: decompress it",
+    b"%PDF": "a PDF: extract its text",
 }
 
 
@@ -81,9 +81,9 @@ class Text(Source):
         if found.splits and "train" not in found.splits:
             left_out = f" (left out: {_listed(sorted(found.left_out))})" if found.left_out else ""
             raise UserError(
-                f"data.path={cfg.path} has text for {' and '.join(found.splits)}, as its files are called, and none "
-                f"for training{left_out}; give it, too, name a file by itself to train on it, or score a trained "
-                "model on this: job=evaluate run=RUN data=text"
+                f"data.path={cfg.path} has only {' and '.join(found.splits)} files, by their names, and no training "
+                f"text{left_out}; add some, give a single file to train on, or score a trained "
+                "model on these: job=evaluate run=RUN data=text"
             )
         for text in _texts_of(found, split):
             yield Document(text, count_lines(text))
@@ -151,7 +151,7 @@ def find(cfg: DataConfig) -> Found:
         raise UserError(f"{error}; name its column of texts with data.text_column=...") from error
     if cfg.text_column is not None and not found.tables:
         raise UserError(
-            f"data.text_column={column} works for tables (Parquet, CSV, JSON Lines), and data.path={cfg.path} has "
+            f"data.text_column={column} works for tables (Parquet, CSV, JSON Lines), but data.path={cfg.path} has "
             "none; leave it out"
         )
     return found
@@ -222,7 +222,9 @@ def _texts(file: Path, column: str) -> Iterator[str]:
         try:
             yield decode_text(value.encode(), f"{file}: row {number}", "leave the row out")
         except UnicodeEncodeError as error:
-            raise UserError(f"{file}: row {number} holds half of a character; leave the row out") from error
+            raise UserError(
+                f"{file}: row {number} has half of a character (an unpaired surrogate); leave the row out"
+            ) from error
 
 
 def read_text(file: Path) -> str:

@@ -85,11 +85,13 @@ class WikiText(Source):
         """Raise UserError as `check` does, of these splits alone: a folder to score on needs no training split."""
         refuse(cfg, "text_column")
         if cfg.path is not None and cfg.revision is not None:
-            raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
+            raise UserError(
+                "data.revision is a commit on the hub, and data.path is local; leave out one of the two"
+            )
         if cfg.revision is not None and not _WHOLE_COMMIT.fullmatch(cfg.revision):
             raise UserError(
-                f"data.revision={cfg.revision} must be a whole commit, 40 hexadecimal digits: other names change what "
-                "they stand for"
+                f"data.revision={cfg.revision} must be a full commit hash, 40 hexadecimal digits: branches and "
+                "tags may move"
             )
         for split in splits:
             for file in self._files(cfg, split) or ():
@@ -160,9 +162,9 @@ class WikiText(Source):
     def _another(self, cfg: DataConfig, what: str) -> UserError:
         repository, folder, revision = self._hub(cfg)
         return UserError(
-            f"{repository} ({folder}) was asked for at revision {revision[:12]}, and another text came: {what}; the "
-            "package datasets takes any copy from its cache where it cannot reach the hub: connect, remove "
-            "that copy, or give a local folder with data.path=FOLDER"
+            f"{repository} ({folder}) at revision {revision[:12]} was requested, but another text came: {what}; where "
+            "the package datasets cannot reach the hub, it takes any copy in its cache: connect, remove that "
+            "copy, or give a local folder with data.path=FOLDER"
         )
 
     def _files(self, cfg: DataConfig, split: str) -> list[Path] | None:

@@ -18,7 +18,7 @@ class FlipFlopConfig:
     """Options of `flip_flop`.
 
     operations: instructions, two tokens each, at least 2.
-    ignore: share of those to be ignored, 0 to below 1; of the others half are reads.
+    ignore: share of the instructions that are to be ignored, from 0 to below 1; half of the others are reads.
     """
 
     operations: int = 24

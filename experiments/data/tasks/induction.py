@@ -16,9 +16,9 @@ class InductionConfig:
     """Options of `induction`.
 
     length: tokens of a sequence, more than `longest`.
-    shortest: least tokens of the word, at least 2.
-    longest: most tokens of the word, at most `vocab`.
-    vocab: tokens that there are.
+    shortest: tokens of the shortest word, at least 2.
+    longest: tokens of the longest word, at most `vocab`.
+    vocab: number of different tokens.
     """
 
     length: int = 128

@@ -18,9 +18,9 @@ class MemorisationConfig:
     """Options of `memorisation`.
 
     facts: keys, each with a value of its own.
-    values: different values that there are, at least 2.
+    values: number of different values, at least 2.
     asked: facts asked for in a sequence, two tokens each.
-    facts_seed: of the values, the same for all runs.
+    facts_seed: seed of the values, which are the same for all runs.
     """
 
     facts: int = 128

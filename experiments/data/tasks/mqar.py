@@ -20,9 +20,10 @@ class MQARConfig:
 
     length: tokens of a sequence, at least 4·pairs.
     pairs: keys with a value each, all asked for once.
-    vocab: tokens that there are: one blank, keys up to the middle, values from there on.
-    power: a of the gaps' distribution; 1 makes all gaps equally likely, 0 small ones more so.
-    fill: what stands where nothing is asked, blank or random values.
+    vocab: number of different tokens: one blank, keys up to the middle, values from there on.
+    power: exponent a of the distribution of gaps: 1 makes all gaps equally likely, smaller values short ones more
+        likely.
+    fill: tokens where nothing is asked: blank, or values (drawn at random).
     """
 
     length: int = 32

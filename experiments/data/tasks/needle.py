@@ -16,10 +16,10 @@ class NeedleConfig:
     """Options of `needle`.
 
     context: tokens of the haystack, needles included.
-    needles: hidden facts, two tokens each, all asked for at the end; with one alone its key would not be needed.
-    keys: different keys that there are.
-    values: different values that there are.
-    hay: different tokens of hay that there are.
+    needles: hidden facts, two tokens each, all asked for at the end; with a single one its key would not be needed.
+    keys: number of different keys.
+    values: number of different values.
+    hay: number of different tokens of hay.
     """
 
     context: int = 124

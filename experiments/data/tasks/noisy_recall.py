@@ -16,10 +16,10 @@ class NoisyRecallConfig:
     """Options of `noisy_recall`.
 
     length: tokens of a sequence.
-    keys: different keys that there are.
-    values: different values that there are.
-    noise: different tokens of noise that there are.
-    share: of the slots of two tokens that hold noise, 0 to below 1.
+    keys: number of different keys.
+    values: number of different values.
+    noise: number of different tokens of noise.
+    share: share of the two-token slots that hold noise, from 0 to below 1.
     """
 
     length: int = 64
@@ -55,8 +55,8 @@ class NoisyRecall(Task):
             raise UserError(f"data.tasks.noisy_recall.share={options.share} must be at least 0 and below 1")
         if options.length % 2 or options.length < 2 * options.keys + 2:
             raise UserError(
-                f"data.tasks.noisy_recall.length={options.length} must be an even number of at least "
-                f"{2 * options.keys + 2}, or no key of data.tasks.noisy_recall.keys={options.keys} need come twice"
+                f"data.tasks.noisy_recall.length={options.length} must be even and at least "
+                f"{2 * options.keys + 2}, so that one of data.tasks.noisy_recall.keys={options.keys} comes twice"
             )
         self.first_value, self.first_noise = options.keys, options.keys + options.values
         self.vocab_size, self.seq_len = self.first_noise + options.noise, options.length

@@ -15,7 +15,7 @@ class PalindromeConfig:
     """Options of `palindrome`.
 
     items: length of the word; a sequence has twice as many tokens.
-    values: different items that there are, at least 2.
+    values: number of different items, at least 2.
     """
 
     items: int = 12

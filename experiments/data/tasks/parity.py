@@ -14,7 +14,7 @@ from zoo.options import at_least
 class ParityConfig:
     """Options of `parity`.
 
-    length: bits of a sequence, at least 2; with fewer than 12 the sequences do not suffice for three splits.
+    length: bits of a sequence, at least 2; fewer than 12 give too few sequences for three splits.
     """
 
     length: int = 32

@@ -61,7 +61,7 @@ class Permutations(Task):
         if options.swaps and options.group[0] != "S":
             raise UserError(
                 f"data.tasks.permutations.swaps=true needs a group with swaps, S3 or S5, and {options.group} has "
-                "even permutations alone"
+                "only even permutations"
             )
         self.elements, self.products = group(options.group)
         self.drawn = np.array([i for i, p in enumerate(self.elements) if not options.swaps or is_swap(p)])

@@ -21,9 +21,9 @@ class RegressionConfig:
     """Options of `regression`.
 
     points: examples of a sequence, two tokens each, at most 2^(dimensions − 1), or 2^dimensions − 1 of bits.
-    dimensions: d, of the inputs.
-    bins: parts into which the outputs are cut, at least 2.
-    weights: w ~ N(0, I), or signs, all equally likely.
+    dimensions: d, dimensions of the inputs.
+    bins: intervals that the outputs are sorted into, at least 2.
+    weights: normal, w ~ N(0, I), or signs, all equally likely.
     unasked: first examples of a sequence whose outputs are shown and not asked for.
     inputs: signs, or bits.
     """
@@ -73,7 +73,7 @@ class Regression(Task):
         if not 0 <= options.unasked < options.points:
             raise UserError(
                 f"data.tasks.regression.unasked={options.unasked} must be at least 0 and below "
-                f"data.tasks.regression.points={options.points}, for something has to be asked"
+                f"data.tasks.regression.points={options.points}, so that a point is asked"
             )
         self.first_bin = 2**options.dimensions
         self.vocab_size, self.seq_len = self.first_bin + options.bins, 2 * options.points
@@ -89,7 +89,7 @@ class Regression(Task):
             bound, why = f"2^dimensions - 1={most}", "no input comes twice and none is zero"
         if not 1 <= points <= most:
             raise UserError(
-                f"data.tasks.regression.points={points} must be at least 1 and at most {bound}, for {why}"
+                f"data.tasks.regression.points={points} must be at least 1 and at most {bound}, because {why}"
             )
 
     def _likeliest_bin(self) -> float:

@@ -17,7 +17,7 @@ class SelectiveCopyConfig:
 
     context: tokens in which the items are scattered.
     items: items to copy, each a question at the end.
-    values: different items that there are, at least 2.
+    values: number of different items, at least 2.
     """
 
     context: int = 48

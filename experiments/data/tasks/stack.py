@@ -17,8 +17,8 @@ class StackConfig:
     """Options of `stack`.
 
     operations: pushes and pops, three tokens each.
-    stacks: stacks that there are.
-    values: different items, at least 2.
+    stacks: number of stacks.
+    values: number of different items, at least 2.
     """
 
     operations: int = 16

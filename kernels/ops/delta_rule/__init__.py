@@ -128,12 +128,12 @@ def check_delta_rule(
             f"got {shapes}"
         )
     if len({x.shape[:2] for x in (q, k, v, g, beta)}) > 1 or q.shape[1] == 0:
-        raise ValueError(f"delta_rule needs one batch and one time, not 0, got {shapes}")
+        raise ValueError(f"delta_rule needs the same B and T, at least 1, in all arguments, got {shapes}")
     if q.shape[3] != k.shape[3] or g.shape not in (beta.shape, (*beta.shape, k.shape[3])):
         raise ValueError(f"delta_rule: key widths or the heads of g and beta differ: {shapes}")
     if any(x.shape[2] == 0 or beta.shape[2] % x.shape[2] for x in (q, k, v)):
         raise ValueError(
-            f"delta_rule needs heads of q, k and v that divide those of g and beta, got {shapes}"
+            f"delta_rule needs numbers of heads of q, k and v that divide those of g and beta, got {shapes}"
         )
     if cu_seqlens is not None:
         check_packed("delta_rule", q, k, cu_seqlens)

@@ -110,11 +110,12 @@ def indexed_attention(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
         )
         raise ValueError(
-            f"indexed_attention needs one [B, Tq], one [B, Tk] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+            f"indexed_attention needs the same B, Tq and Tk in all arguments and tau [], got {shapes}, tau "
+            f"{tuple(tau.shape)}"
         )
     if not q.shape[:2].numel():
         raise ValueError(
-            f"indexed_attention needs a token, as its loss is a mean over all, got q {tuple(q.shape)}"
+            f"indexed_attention needs at least one token, for its mean over tokens, got q {tuple(q.shape)}"
         )
     q, k, v = in_autocast_dtype(q, k, v)
     check_gate(gate_logits, q, v)

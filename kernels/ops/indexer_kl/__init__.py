@@ -146,7 +146,7 @@ def indexer_kl(
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
     if q.shape[:2] != q_idx.shape[:2] or k.shape[:2] != k_idx.shape[:2] or tau.dim():
         raise ValueError(
-            f"indexer_kl needs one [B, Tq], one [B, Tk] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+            f"indexer_kl needs the same B, Tq and Tk in all arguments and tau [], got {shapes}, tau {tuple(tau.shape)}"
         )
     if indices is not None:
         check_indices("indexer_kl", indices, q)

@@ -144,7 +144,7 @@ def choice_options(
 
 def _widest(k: Tensor | int | AdaptiveK) -> int:
     if isinstance(k, Tensor):
-        raise ValueError("lightning_topk needs k_max where k is a tensor: the width of the result")
+        raise ValueError("lightning_topk needs k_max, the width of the result, where k is a tensor")
     return k if isinstance(k, int) else k.widest
 
 

@@ -189,7 +189,7 @@ def check_indexer(
 ) -> None:
     """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit, or for scores."""
     if scores not in SCORES:
-        raise ValueError(f"{name}: scores are one of {', '.join(SCORES)}, not {scores!r}")
+        raise ValueError(f"{name}: scores must be one of {', '.join(SCORES)}, not {scores!r}")
     shapes = (
         f"q_idx {tuple(q.shape)}, k_idx {tuple(k.shape)}, w_idx {tuple(w.shape)}, bias {tuple(bias.shape)}"
     )
@@ -233,7 +233,7 @@ class AdaptiveK:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise ValueError(f"the rule of AdaptiveK is one of {', '.join(RULES)}, not {self.rule!r}")
+            raise ValueError(f"the rule of AdaptiveK must be one of {', '.join(RULES)}, not {self.rule!r}")
         if not 1 <= self.least <= self.base <= self.most:
             raise ValueError(
                 f"AdaptiveK needs 1 ≤ least ≤ base ≤ most, got {self.least}, {self.base}, {self.most}"

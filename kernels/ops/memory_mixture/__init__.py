@@ -102,7 +102,7 @@ def memory_mixture(
     """
     check_memory_mixture(q, k, v, g, beta, routes, weights, initial_state, cu_seqlens)
     if update not in UPDATES:
-        raise ValueError(f"memory_mixture: update is one of {', '.join(UPDATES)}, not {update!r}")
+        raise ValueError(f"memory_mixture: update must be one of {', '.join(UPDATES)}, not {update!r}")
     return OPERATION(
         q,
         k,
@@ -145,7 +145,7 @@ def check_memory_mixture(
             f"routes, weights [B, T, R], got {shapes}"
         )
     if len({x.shape[:2] for x in tensors}) > 1 or q.shape[1] == 0:
-        raise ValueError(f"memory_mixture needs one batch and one time, not 0, got {shapes}")
+        raise ValueError(f"memory_mixture needs the same B and T, at least 1, in all arguments, got {shapes}")
     memories, heads = beta.shape[2:]
     if not q.shape[2:] == k.shape[3:] or not k.shape[2:4] == v.shape[2:4] == g.shape[2:] == beta.shape[2:]:
         raise ValueError(f"memory_mixture: memories, heads or key widths differ: {shapes}")

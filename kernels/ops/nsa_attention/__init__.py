@@ -52,7 +52,7 @@ def _refuses(
     **_options,
 ) -> str | None:
     if q.shape[1] > 1 and sliding[0].shape[1] != selected[0].shape[1]:
-        return "needs as many keys under the window as to select from, for more than one query"
+        return "needs as many keys for the window as to select from, for more than one query"
     if sizes.n_select > MOST_SELECTED:
         return f"chooses at most {MOST_SELECTED} blocks, got n_select={sizes.n_select}"
     widths = (q.shape[3], selected[1].shape[3])
@@ -176,10 +176,10 @@ def _check(
         raise ValueError(f"{name} needs q, q_rotated [B, Tq, H, K] and gates [B, Tq, H, 3], got {given}")
     if not compressed[1].shape[2:] == selected[1].shape[2:] == sliding[1].shape[2:]:
         given = ", ".join(str(tuple(v.shape)) for _, v in (compressed, selected, sliding))
-        raise ValueError(f"{name} needs values of one [Hkv, V] in all branches, got {given}")
+        raise ValueError(f"{name} needs values of the same [Hkv, V] in all branches, got {given}")
     seen = min(sizes.window - 1 + q.shape[1], time)
     if near > time or near < seen:
-        raise ValueError(f"{name} needs the {seen} to {time} last keys under the window, got {near}")
+        raise ValueError(f"{name} needs the last {seen} to {time} keys for its window, got {near}")
     needed = sizes.compressed(time) if cu_seqlens is None else time // sizes.stride
     if compressed[0].shape[1] < needed:
         given = compressed[0].shape[1]

@@ -89,7 +89,7 @@ def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: T
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"path_attention needs Tq = Tk, got q {tuple(q.shape)}, k {tuple(k.shape)}")
     if (w is None) != (beta is None):
-        raise ValueError("path_attention needs both w and beta, or None for both")
+        raise ValueError("path_attention needs w and beta together")
     for name, x, meaning, wanted in (
         ("w", w, "[B, T, Hkv, K]", k.shape),
         ("beta", beta, "[B, T, Hkv]", k.shape[:3]),

@@ -44,7 +44,7 @@ def _check(indices: Tensor, keys: int, cu_seqlens: Tensor | None) -> None:
     if indices.numel() == 0:
         return
     if int(indices.min()) < -1 or int(indices.max()) >= keys:
-        raise ValueError(f"indices must lie in [−1, {keys}), got {indices.min():d} … {indices.max():d}")
+        raise ValueError(f"indices must be in [−1, {keys}), got {indices.min():d} … {indices.max():d}")
     ordered = indices.sort(-1).values
     if bool(((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any()):
         raise ValueError("indices name a key twice for one query")

@@ -168,5 +168,5 @@ def test_all_claims_are_chosen_where_none_is_named():
 
 
 def test_an_unknown_claim_is_refused():
-    with pytest.raises(ledger.entries.ResultsError, match="no claim 30; there are 1 to 29"):
+    with pytest.raises(ledger.entries.ResultsError, match="no claim 30; give numbers from 1 to 29"):
         ledger.chosen([1, 30])

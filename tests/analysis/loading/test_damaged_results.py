@@ -42,7 +42,7 @@ def close(folder: Path, monkeypatch) -> None:
         ({"tokens": 10**400}, "tokens is 10000"),
         ({"tokens": 1e300}, "tokens is 1e+300, not a whole number"),
         ({"seconds": 10**400}, "seconds is 10000"),
-        ({"name": "half \ud800"}, "which is no text"),
+        ({"name": "half \ud800"}, "which is not text"),
     ],
 )
 def test_a_summary_that_no_table_can_hold_is_broken(tmp_path, write_run, values, said):
@@ -87,10 +87,10 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path, write_run, monkeypa
     try:
         results = load_results(tmp_path / "exp")
         assert list(results.runs["seed"]) == [0, 2]
-        assert results.problems == [f"exp/{closed.name}: broken: may not be opened: no permission"]
+        assert results.problems == [f"exp/{closed.name}: broken: cannot be opened: no permission"]
         assert results.table("measures").empty
         assert f"exp/{half.name}: measures.parquet cannot be read" in results.problems[-1]
-        assert probing._problem(closed) == "may not be opened: no permission"
+        assert probing._problem(closed) == "cannot be opened: no permission"
         assert closed in list(probing._folders(tmp_path / "exp", 2))
     finally:
         monkeypatch.undo()

@@ -92,7 +92,7 @@ def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(t
     results = load_results(tmp_path / "exp")
     assert list(results.runs["seed"]) == [0]
     assert results.problems == [
-        f"exp/guest: foreign: is a link to {other}; to have that too, name it as well"
+        f"exp/guest: foreign: is a link to {other}; to read that too, name it as well"
     ]
     assert any("exp/guest" in text for text in caveats(results))
     for places in ([tmp_path / "exp", other], [other, tmp_path / "exp"]):
@@ -133,7 +133,7 @@ def test_pipes_and_huge_files_are_no_files_of_a_run(tmp_path, write_run):
     assert results.texts("config.yaml") == [None, None]
     said = "\n".join(results.problems)
     for name in ("metrics.csv", "config.yaml"):
-        assert f"exp/{pipe.name}: {name} cannot be read (it is no regular file)" in said
+        assert f"exp/{pipe.name}: {name} cannot be read (it is not a regular file)" in said
         assert f"exp/{huge.name}: {name} cannot be read (it has 1,099,511,627,776 bytes" in said
     for run in (pipe, huge):
         (run / "summary.json").unlink()
@@ -141,7 +141,7 @@ def test_pipes_and_huge_files_are_no_files_of_a_run(tmp_path, write_run):
     os.truncate(huge / "config.yaml", 0)
     shutil.copy(tmp_path / "summary.json", huge)
     assert load_results(tmp_path / "exp").unfinished["reason"].tolist() == [
-        "summary.json cannot be read (it is no regular file)"
+        "summary.json cannot be read (it is not a regular file)"
     ]
 
 

@@ -87,7 +87,7 @@ def test_the_last_word_of_a_name_is_a_task_only_of_runs_on_one():
     ("row", "says"),
     [
         ("test,position,3,10,11,1", "more are right than there are answers"),
-        ("test,place,3,10,9,1", "an axis is none of position, difficulty"),
+        ("test,place,3,10,9,1", "an axis is not one of position, difficulty"),
         ("test,position,3,-1,-1,1", "a number of answers or nats is out of range"),
         ("test,position,3,many,9,1", "cannot be read"),
     ],

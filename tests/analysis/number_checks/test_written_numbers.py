@@ -230,7 +230,7 @@ def test_a_row_has_the_columns_of_its_run(judge, tmp_path):
         ("# nats | mean loss / 0", "no finite number"),
         ("# nats | mean loss layer=x", "column 'layer' holds numbers, and 'x' is none"),
         ("# nats | mean loss label<a", "which only = and != compare"),
-        ("# nats | mean loss here", "'here' is no condition"),
+        ("# nats | mean loss here", "'here' is not a condition"),
         ("# nats | loss", "a term is AGGREGATE COLUMN"),
         ("# nats | mean loss ; mean loss", "1 numbers (#) and 2 expressions"),
         ("# bits | mean loss", '"# bits" stands nowhere between the heading and the mark, not once'),

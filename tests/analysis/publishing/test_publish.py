@@ -195,8 +195,8 @@ def test_a_study_is_published_again_from_what_was_published(tmp_path, probed_run
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (Publication(None), "what does this study ask"),
-        (Publication("  "), "what does this study ask"),
+        (Publication(None), "needs the study's question"),
+        (Publication("  "), "needs the study's question"),
         (Publication("Does it?", ("losses",)), "there are task_accuracy"),
         (Publication("Does it?", ("sinks",)), "job=probe"),
         (Publication("Does it?", baseline="nobody"), "no model 'nobody'"),

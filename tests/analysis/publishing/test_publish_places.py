@@ -51,7 +51,7 @@ def test_an_experiment_that_is_no_plain_folder_name_is_refused(house, name):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "experiment": name}))
     before = everything(house)
-    with pytest.raises(ResultsError, match="no plain folder name, so nothing was published") as error:
+    with pytest.raises(ResultsError, match="not a plain folder name, so nothing was published") as error:
         publish(load_results(run), house / "results" / "published", ASKED)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400

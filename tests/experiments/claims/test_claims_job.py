@@ -63,7 +63,7 @@ def test_a_number_outside_its_published_interval_fails_the_command(lab: Lab):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["claims=[30]"], "no claim 30; there are 1 to 29"),
+        (["claims=[30]"], "no claim 30; give numbers from 1 to 29"),
         (["runs=nowhere"], "nowhere does not exist"),
     ],
 )

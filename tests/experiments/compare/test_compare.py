@@ -169,8 +169,8 @@ def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_pa
         ("optim.weigth_decay=1,2", "did you mean 'optim.weight_decay'?"),
         ("optim.weight_decay=much", "optim.weight_decay=much cannot be set"),
         ("optim.weight_decay", "write it as a sweep"),
-        ("optim.lr=1,2", "does not select"),
-        ("seed=1,2", "does not select"),
+        ("optim.lr=1,2", "job=compare cannot select"),
+        ("seed=1,2", "job=compare cannot select"),
     ],
 )
 def test_grids_with_mistakes_are_refused_before_anything_runs(lab: Lab, grid, says):
@@ -186,10 +186,10 @@ def test_grids_with_mistakes_are_refused_before_anything_runs(lab: Lab, grid, sa
         (["seed=0,1"], "give compare.seeds=N"),
         (["optim.lr=1e-3,3e-3"], "give compare.rates=[...]"),
         (["evaluate.splits=[validation]"], "scores the confirming runs on the test split"),
-        (["trainer.log_every=5,6"], "one model several times"),
+        (["trainer.log_every=5,6"], "same model several times"),
         (["compare.seeds=0"], "compare.seeds=0 must be at least 1"),
         (["compare.extend=-1"], "compare.extend=-1 must be at least 0"),
-        (["compare.rates=[1e-3]"], "two rates or more"),
+        (["compare.rates=[1e-3]"], "two or more different rates"),
     ],
 )
 def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words, says):

@@ -135,7 +135,7 @@ def test_no_seed_both_selects_and_confirms(tmp_path: Path, pretend, confirming: 
     ("keys", "says"),
     [
         ({"compare__selection_seeds": 0}, r"compare.selection_seeds=0 must be at least 1"),
-        ({"compare__seeds": 1000}, r"compare.seeds=1000 would confirm with seed 1004, which selects too"),
+        ({"compare__seeds": 1000}, r"compare.seeds=1000 would confirm with seed 1004, which also selects"),
         ({"seed": 2**63 - 1500}, r"must be at least 0 and at most"),
     ],
 )

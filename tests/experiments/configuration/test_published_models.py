@@ -68,4 +68,4 @@ def test_the_cost_of_48_billion_parameters_is_counted_in_half_a_minute(plain: La
 def test_a_size_beside_a_published_model_is_refused(plain: Lab, size):
     done = plain.here("job=cost", "model=published/smollm2_135m", f"size={size}")
     assert done.status != 0
-    assert "model=published/smollm2_135m brings its own size; leave size= out" in done.err
+    assert "model=published/smollm2_135m sets its own size; leave size= out" in done.err

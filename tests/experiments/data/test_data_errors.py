@@ -28,10 +28,10 @@ def refused(request, cache):
         ({"seq_len": 0}, "data.seq_len=0 must be at least 1"),
         ({"batch_size": 0}, "data.batch_size=0 must be at least 1"),
         ({"tokenizer": "bpe", "vocab_size": 256}, "data.vocab_size=256 is too small"),
-        ({"tokenizer": "bpe", "vocab_size": 2**20 + 1}, "data.vocab_size=1048577 is above 1048576"),
+        ({"tokenizer": "bpe", "vocab_size": 2**20 + 1}, "data.vocab_size=1048577 must be at most 1048576"),
         ({"path": None}, "data.name=text needs data.path"),
-        ({"train_path": "x"}, "data.train_path=x has no meaning with data.name=text"),
-        ({"name": "pydocs"}, "data.path=.* has no meaning with data.name=pydocs; .*data.name=text"),
+        ({"train_path": "x"}, "data.train_path=x does not apply to data.name=text"),
+        ({"name": "pydocs"}, "data.path=.* does not apply to data.name=pydocs; .*data.name=text"),
         (
             {"seq_len": 100_000},
             "the text is too small: training has .* data.seq_len=100000 needs at least 100001",

@@ -265,7 +265,7 @@ def test_a_copy_of_another_revision_is_not_taken_for_the_one_asked_for(
 @pytest.mark.parametrize("revision", ["main", "b08601e", "v1.0"])
 def test_a_revision_is_a_whole_commit(cache, revision):
     """What a branch, a tag or a beginning stands for is known to the hub alone, and changes."""
-    with pytest.raises(UserError, match="must be a whole commit"):
+    with pytest.raises(UserError, match="must be a full commit hash"):
         check(DataConfig(name="wikitext2", revision=revision, cache_dir=str(cache)))
 
 

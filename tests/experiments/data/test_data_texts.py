@@ -95,7 +95,7 @@ def test_splits_of_a_text_may_have_suffixes_of_their_own(config, tmp_path, stem,
 def test_a_suffix_that_is_a_splits_name_does_not_make_a_text(config, tmp_path, name, content):
     folder = write(tmp_path / "t", {"test.txt": PARTS["test"], "README.md": PARTS["train"]})
     (folder / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"none for training \(left out: \*{Path(name).suffix}, README.md"):
+    with pytest.raises(UserError, match=rf"no training text \(left out: \*{Path(name).suffix}, README.md"):
         check(config(path=str(folder)))
 
 
@@ -190,7 +190,7 @@ def test_what_is_called_a_test_is_not_trained_on_where_the_training_text_was_lef
 ):
     folder = write(tmp_path / "t", {name: prose(30, i) for i, name in enumerate(names)})
     with pytest.raises(
-        UserError, match="has text for test, as its files are called, and none for training"
+        UserError, match="has only test files, by their names, and no training text"
     ) as refused:
         check(config(path=str(folder)))
     assert left_out in str(refused.value)
@@ -208,7 +208,7 @@ def test_what_is_called_after_what_it_does_is_no_training_text(config, tmp_path,
 def test_a_table_without_the_column_does_not_leave_its_test_file_to_train_on(config, tmp_path):
     rows = {"train.jsonl": '{"content": "x"}\n', "test.jsonl": '{"text": "a b c"}\n{"text": "d e f"}\n'}
     folder = write(tmp_path / "t", rows)
-    with pytest.raises(UserError, match=r"none for training \(left out: train.jsonl \(no column 'text'\)\)"):
+    with pytest.raises(UserError, match=r"no training text \(left out: train.jsonl \(no column 'text'\)\)"):
         check(config(path=str(folder)))
 
 
@@ -234,7 +234,7 @@ def test_splits_of_a_folder_are_not_those_that_another_path_to_its_files_told(co
     folder = write(tmp_path / "t", {f"test/{i}.txt": prose(30, i) for i in range(3)})
     time.sleep(2.1)  # what was read of a file is kept once the file is no longer new
     fingerprint(config(path=str(folder / "test")))
-    with pytest.raises(UserError, match="none for training"):
+    with pytest.raises(UserError, match="no training text"):
         fingerprint(config(path=str(folder)))
 
 
@@ -247,7 +247,7 @@ def test_json_lines_under_another_name_are_told_of(config, tmp_path, capsys):
 def test_text_for_scoring_alone_is_no_text_to_train_on(config, tmp_path):
     folder = write(tmp_path / "t", {"wiki.valid.raw": PARTS["validation"], "wiki.test.raw": PARTS["test"]})
     with pytest.raises(
-        UserError, match="text for validation and test, as its files are called, and none for training"
+        UserError, match="has only validation and test files, by their names, and no training text"
     ):
         check(config(path=str(folder)))
     (whole,) = read_splits(config(path=str(folder)), [], ByteTokenizer())
@@ -366,21 +366,21 @@ def test_another_column_can_be_named(config, tmp_path, name):
         ("a.csv", b"id,text\n1,a,b\n", "line 2 has 3 fields and the first line 2"),
         ("a.csv", b'id,text\n1,"never ends\n', "line 2: unexpected end of data"),
         ("a.csv", b"text,text\na,b\n", "no column 'text'"),
-        ("a.csv", b"id,text\n1,caf\xe9\n", "not UTF-8 text: a byte is 0xe9"),
+        ("a.csv", b"id,text\n1,caf\xe9\n", "not UTF-8 text: it has the byte 0xe9"),
         ("a.csv", b"", r"no column 'text' \(it has none\)"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b"\n', "line 2 is no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"\n', "line 2 is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', "line 2: 'text' is 7, not a string"),
         ("a.jsonl", b'{"text": "a"}\n"b"\n', "line 2 is not of the form"),
-        ("a.jsonl", b'{"text": "half \\ud83d"}\n', "row 1 holds half of a character"),
+        ("a.jsonl", b'{"text": "half \\ud83d"}\n', "row 1 has half of a character"),
         ("a.jsonl", b'{"text": "nul \\u0000"}\n', "row 1 is binary, not text: byte 4 is NUL"),
-        ("a.json", b'{"text":\n "a"}\n', "line 1 is no JSON"),
-        ("a.txt.gz", b"plain", "is no whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"cut off " * 99, mtime=0)[:-9], "is no whole gzip file"),
+        ("a.json", b'{"text":\n "a"}\n', "line 1 is not JSON"),
+        ("a.txt.gz", b"plain", "is not a complete gzip file"),
+        ("a.txt.gz", gzip.compress(b"cut off " * 99, mtime=0)[:-9], "is not a complete gzip file"),
         ("a.parquet", b"PAR1", "cannot be read as parquet"),
-        ("a.txt", gzip.compress(b"text", mtime=0), "is gzip: let its name end in .gz"),
-        ("a.txt", b"PAR1", "is parquet: let its name end in .parquet"),
-        ("a.zip", b"PK\x03\x04", "is a zip archive: unpack it"),
-        ("a.xz", b"\xfd7zXZ\x00", "is packed by xz: unpack it"),
+        ("a.txt", gzip.compress(b"text", mtime=0), "is gzip: rename it to"),
+        ("a.txt", b"PAR1", "is Parquet: rename it to"),
+        ("a.zip", b"PK\x03\x04", "is a zip archive: extract it"),
+        ("a.xz", b"\xfd7zXZ\x00", "is compressed with xz: decompress it"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_to_do(config, tmp_path, name, content, message):
@@ -403,7 +403,7 @@ def test_a_column_of_parquet_that_is_no_text_is_refused(config, tmp_path, kind):
 def test_a_column_is_of_tables(config, text_file):
     with pytest.raises(UserError, match=r"data.text_column=body works for tables"):
         check(config(text_column="body"))
-    with pytest.raises(UserError, match=r"data.text_column=body has no meaning with data.name=pydocs"):
+    with pytest.raises(UserError, match=r"data.text_column=body does not apply to data.name=pydocs"):
         check(config(name="pydocs", path=None, text_column="body"))
 
 

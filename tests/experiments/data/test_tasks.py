@@ -78,7 +78,7 @@ def test_in_a_small_space_training_has_what_is_not_held_out():
     trained = {row.tobytes() for row in task_set.batches(0).batch(0)["tokens"].numpy()}
     assert len(trained) > 400
     assert not trained & task_set.taken
-    with pytest.raises(UserError, match="hardly more than 256 different sequences"):
+    with pytest.raises(UserError, match="only about 256 different sequences"):
         data.check(data.resolve_task(settings("parity", length=8)))
 
 
@@ -212,7 +212,7 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("mqar", {"pairs": 0}, "data.tasks.mqar.pairs=0 must be at least 1"),
         ("mqar", {"vocab": 9}, "too few keys"),
         ("mqar", {"power": 0.0}, "must be a number above 0"),
-        ("mqar", {"fill": "zeros"}, "is one of blank, values, not 'zeros'"),
+        ("mqar", {"fill": "zeros"}, "must be one of blank, values, not 'zeros'"),
         ("selective_copy", {"context": 7}, "no room for"),
         ("selective_copy", {"values": 1}, "must be at least 2"),
         ("palindrome", {"items": 1}, "must be at least 2"),
@@ -220,16 +220,16 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("flip_flop", {"ignore": 1.0}, "at least 0 and below 1"),
         ("flip_flop", {"ignore": float("nan")}, "at least 0 and below 1"),
         ("parity", {"length": 1}, "must be at least 2"),
-        ("permutations", {"group": "S4"}, "is one of S3, S5, A5, not 'S4'"),
+        ("permutations", {"group": "S4"}, "must be one of S3, S5, A5, not 'S4'"),
         ("permutations", {"group": "A5", "swaps": True}, "needs a group with swaps, S3 or S5"),
-        ("regression", {"weights": "ones"}, "is one of normal, signs, not 'ones'"),
+        ("regression", {"weights": "ones"}, "must be one of normal, signs, not 'ones'"),
         ("regression", {"unasked": 24}, "must be at least 0 and below data.tasks.regression.points=24"),
         ("regression", {"points": 33}, "at most 2^(dimensions - 1)=32"),
         ("regression", {"points": 64, "inputs": "bits"}, "at most 2^dimensions - 1=63"),
-        ("regression", {"inputs": "floats"}, "is one of signs, bits, not 'floats'"),
+        ("regression", {"inputs": "floats"}, "must be one of signs, bits, not 'floats'"),
         ("needle", {"keys": 3}, "give at least 4"),
         ("needle", {"context": 7}, "give at least 8"),
-        ("noisy_recall", {"length": 16}, "even number of at least 18"),
+        ("noisy_recall", {"length": 16}, "must be even and at least 18"),
         ("noisy_recall", {"share": 1.0}, "below 1"),
         ("fuzzy_recall", {"length": 29}, "give at least 30"),
         ("fuzzy_recall", {"entries": 9}, "must be at most"),
@@ -257,7 +257,7 @@ def test_options_that_cannot_work_are_refused(name: str, options: dict, says: st
     ],
 )  # fmt: skip
 def test_keys_of_text_are_refused(key: str, value):
-    with pytest.raises(UserError, match=f"data.{key}={value} has no meaning with data=mqar.*leave it out"):
+    with pytest.raises(UserError, match=f"data.{key}={value} does not apply to data=mqar.*leave it out"):
         data.resolve_task(dataclasses.replace(settings("mqar"), **{key: value}))
 
 

@@ -31,7 +31,7 @@ def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, mo
     assert "2 cells: 0 complete, 2 to train" in outcome.out
     commands = lines_of(lab)
     assert len(commands) == 2
-    assert f"2 cells to train, one command a line: {lab.results}/default/cells.txt (2 lines)" in outcome.out
+    assert f"2 cells to train, one command per line: {lab.results}/default/cells.txt (2 lines)" in outcome.out
     assert (lab.results / "default" / NODES).exists(), "cells of the file may run on several machines"
     word = shlex.split(commands[0])[-1]
     monkeypatch.setattr(
@@ -63,7 +63,7 @@ def lines_of(lab: Lab) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("a\nb", "a line break"), ("${a}", "an interpolation in commands")]
+    ("name", "said"), [("a\nb", "a line break"), ("${a}", "a command would interpolate")]
 )
 def test_a_folder_that_no_command_can_name_is_refused_before_anything_is_written(
     lab: Lab, tmp_path: Path, name: str, said: str
@@ -111,8 +111,8 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
     path = write_record(plan(config))
     whole = path.read_text()
     for text, said in (
-        (whole[:100], "is no cell's record"),
-        (whole.replace('"seed"', '"sead"'), "is no cell's record|sead"),
+        (whole[:100], "is not a cell's record"),
+        (whole.replace('"seed"', '"sead"'), "is not a cell's record|sead"),
         (whole.replace('"seed": 0', '"seed": 1'), "does not hold the cell that its name says"),
     ):
         path.write_text(text)
@@ -133,7 +133,7 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
             ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.action=submit"],
             "cluster=local is this machine",
         ),
-        (["sweep.engine=ray", "sweep.ray.gpus=1.5"], "Ray shares out parts of one only; give 2"),
+        (["sweep.engine=ray", "sweep.ray.gpus=1.5"], "Ray gives a cell whole ones, or part of one; give 2"),
         (["sweep.engine=slurm", "sweep.slurm.minutes=2"], "leaves no time before sweep.slurm.signal_s=120"),
         (["sweep.engine=slurm", "sweep.slurm.more=[exclusive]"], "write options as name=value"),
         (

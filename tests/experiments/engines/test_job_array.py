@@ -54,7 +54,7 @@ def test_the_signal_reaches_the_cell_which_pauses_and_goes_on_when_submitted_aga
     slurm.run("scancel", "--signal=USR2", f"{job}_2")  # to the job's steps, as what comes before its limit
     wait_for(lambda: not slurm.run("squeue", "--noheader").strip())
     said = (lab.folder / f"{job}_2.out").read_text()
-    assert "told to make room (SIGUSR2) at step" in said, said
+    assert "stopped by SIGUSR2 at step" in said, said
     (run,) = lab.run_folders()
     assert len(steps_of(run)) < STEPS
     again = slurm.run("sh", "-c", line.replace("sbatch ", "sbatch --wait "))

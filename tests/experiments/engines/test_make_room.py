@@ -25,7 +25,7 @@ def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch
     report("test", 1, 2)
     told.append(signal.SIGUSR2)
     report("train", 1, 2)
-    with pytest.raises(RunPaused, match=r"kda seed 1: .* while scoring test; the same command goes on"):
+    with pytest.raises(RunPaused, match=r"kda seed 1: .* while scoring test; the same command resumes it"):
         report("test", 2, 2)
     assert heard == ["test", "train", "test"]
 
@@ -46,7 +46,7 @@ def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, 
     signals.pause_on(signal.SIGTERM)
     heeded = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(RunPaused, match=r"told to make room \(SIGTERM\) at step 3 of 10"):
+        with pytest.raises(RunPaused, match=r"stopped by SIGTERM at step 3 of 10"):
             execute(planned, discard, 1)
         assert signal.getsignal(signal.SIGTERM) is heeded
     finally:
@@ -64,7 +64,7 @@ def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failu
     monkeypatch.setattr(signals, "_received", [signal.SIGTERM])
     with (
         held_elsewhere(planned.folder.path / LOCK),
-        pytest.raises(RunPaused, match=r"seed 0: told to make room \(SIGTERM\) while another process holds"),
+        pytest.raises(RunPaused, match=r"seed 0: stopped by SIGTERM while another process holds"),
     ):
         train(planned, discard, 1)
     assert [path.name for path in planned.folder.path.iterdir()] == [LOCK]

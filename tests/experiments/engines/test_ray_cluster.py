@@ -93,7 +93,7 @@ def test_cells_are_submitted_cancelled_and_go_on(lab: Lab, cluster: Cluster):
     command = ["--multirun", *CELL, "seed=0,1", "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
     submitted = lab.run(*command, "sweep.action=submit")
     assert submitted.status == 0, submitted
-    assert "2 cells submitted; without sweep.action=submit the same command waits for them" in submitted.out
+    assert "2 cells submitted; the same command without sweep.action=submit waits for them" in submitted.out
     deadline = time.monotonic() + 300
     while not under_way(lab):
         assert time.monotonic() < deadline
@@ -156,7 +156,9 @@ def test_a_paused_cell_is_submitted_again_and_what_no_node_has_is_refused(lab: L
     command = ["--multirun", *CELL, "seed=0", "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
     refused = lab.run(*command, "sweep.ray.gpus=1")
     assert refused.status == 2, refused
-    assert "sweep.ray.gpus=1 of one node, and those of the Ray cluster have 1 CPUs and 0 GPUs" in refused.err
+    assert (
+        "sweep.ray.gpus=1 on one node, and the nodes of the Ray cluster have 1 CPUs and 0 GPUs" in refused.err
+    )
     assert not list(lab.results.glob("*/.cells/*")), "nothing was submitted"
     paused = lab.run(*command, "trainer.pause_at=30", "sweep.action=submit")
     assert paused.out.count(": submitted\n") == 1, paused

@@ -158,7 +158,7 @@ def test_an_owner_of_tasks_that_is_gone_is_followed_by_another(plans: list[Plan]
     engine.submit(plans[0])
     assert [len(supervisor.asked) for supervisor in supervisors] == [1, 1]
     monkeypatch.setattr(engine.ray, "get", lambda answer: (_ for _ in ()).throw(_Lost))
-    with pytest.raises(UserError, match="loses its actors; look at it with `ray status`"):
+    with pytest.raises(UserError, match="keeps losing its actors; check it with `ray status`"):
         engine.submit(plans[1])
 
 

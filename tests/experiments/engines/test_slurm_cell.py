@@ -81,7 +81,7 @@ def test_a_job_whose_time_is_up_is_requeued_until_it_was_too_often(run):
     assert run(PAUSED, USR2, times_up=True) == {
         "job": "7",
         "status": PAUSED,
-        "why": "timed out too often. The same command goes on (sweep.slurm.requeues, sweep.slurm.minutes)",
+        "why": "timed out too often. The same command resumes it (sweep.slurm.requeues, sweep.slurm.minutes)",
     }
 
 

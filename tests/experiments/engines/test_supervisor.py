@@ -92,7 +92,7 @@ def test_a_command_that_waits_is_told_that_another_one_cancelled_the_cell(kept: 
     assert not kept.gone
     assert kept.states(ONE) == {"cell": (None, "cancelled")}
     assert not kept.cancel("cell")
-    assert kept.send(ONE, "cell"), "the same command goes on with it"
+    assert kept.send(ONE, "cell"), "the same command resumes it"
 
 
 def test_a_cell_that_has_ended_cannot_be_cancelled(kept: Kept):

@@ -29,8 +29,8 @@ with compiling_for("H200"):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gpu.target=H200"], "give gpu.stage=compile with it"),
-        (["gpu.target=H200", "gpu.stage=compile", "gpu.rehearse=true"], "and no gpu.rehearse"),
+        (["gpu.target=H200"], "works only with gpu.stage=compile"),
+        (["gpu.target=H200", "gpu.stage=compile", "gpu.rehearse=true"], "without gpu.rehearse"),
         (["gpu.target=H2O0", "gpu.stage=compile"], "did you mean 'H200'?"),
         (["gpu.target=H200", "gpu.stage=compile"], "unset TRITON_INTERPRET"),
     ],

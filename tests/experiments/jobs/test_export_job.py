@@ -68,10 +68,10 @@ def test_the_model_card_has_data_recipe_scores_licence_and_commands(lab, tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Give out=FOLDER"),
-        (("out={out}", "family=gpt"), "family=gpt is none of archzoo"),
+        ((), "needs out=FOLDER"),
+        (("out={out}", "family=gpt"), "family=gpt must be one of archzoo"),
         (("out={out}", "family=qwen2"), "model_type=qwen2 cannot hold this model"),
-        (("out={there}",), "is there already"),
+        (("out={there}",), "already exists"),
         (("out={out}", "format=onnx"), "format"),
     ],
 )

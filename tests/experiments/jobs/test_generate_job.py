@@ -87,7 +87,7 @@ def test_chunks_of_a_prompt_change_nothing(go: Go):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"stop": [""]}, "generate.stop has an empty text"),
+        ({"stop": [""]}, "generate.stop has an empty string"),
         (
             {"out": "/nope/out.jsonl"},
             "generate.out=/nope/out.jsonl must be a regular file, or a new one in a folder",
@@ -95,7 +95,7 @@ def test_chunks_of_a_prompt_change_nothing(go: Go):
         ({"out": "/"}, "generate.out=/ must be a regular file"),
         ({"out": ""}, "generate.out= must be a regular file"),
         ({"file": "/nope"}, "generate.file=/nope: no such file"),
-        ({"file": ""}, "generate.file names no file"),
+        ({"file": ""}, "generate.file is empty"),
         ({"prompt": "a", "prompts": ["b"]}, "both given"),
         ({"tokens": 10**12}, "GiB of memory are free; give shorter prompts"),
     ],
@@ -122,7 +122,7 @@ def test_a_model_that_the_run_has_not_is_named(finished: Lab, job: list[str]):
     assert "notice" not in finished.here(*command).err, "the words that trained it"
     told = finished.here(*command, "model=mla", "model.depth=7", "model.mixers.attention.qk_norm=true")
     assert told.status == 0, told
-    (line,) = [line for line in told.err.splitlines() if "stays as it was trained" in line]
+    (line,) = [line for line in told.err.splitlines() if "keeps the model that it was trained with" in line]
     own = zoo.load(finished.run_folder()).config
     for words in (f"model.depth={own.depth}", "qk_norm=False", f"model.pattern={own.pattern}"):
         assert words in line

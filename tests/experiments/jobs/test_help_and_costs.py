@@ -73,12 +73,12 @@ def test_everything_that_registers_is_listed(lab: Lab, capsys):
 def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab, monkeypatch):
     line = "zoo/mixers/ema.py, line 3: SyntaxError: '(' was never closed"
     monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": line})
-    notice = f"notice: {line} (left out until that is mended: zoo.mixers.ema)\n"
+    notice = f"notice: {line} (left out until this is fixed: zoo.mixers.ema)\n"
     outcome = lab.here("job=cost", "cost.lengths=[16]")
     assert (outcome.status, outcome.err) == (0, notice)
     outcome = lab.here("job=cost", "cost.lengths=[16]", "model.pattern=EF")
     assert outcome.status == 2
-    assert outcome.err.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is no known mixer")
+    assert outcome.err.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is not a known mixer")
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def test_a_model_is_trained_in_the_tokens_of_a_published_one(lab, published):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Give from=FOLDER"),
+        ((), "needs from=FOLDER"),
         (("from=nowhere",), "it has no config.json"),
         (("from={published}", "name=report"), "name=report: results/report is no place for runs"),
         (("from={bare}",), "has no tokenizer.json"),
-        (("from={small}",), "it is another model's"),
+        (("from={small}",), "use the model's own tokenizer"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_and_nothing_is_written(lab, published, words, said, tmp_path):

@@ -136,7 +136,7 @@ def test_generation_ends_at_a_stop_sequence_and_unknown_settings_are_refused():
     stop = whole[2:4]
     (cut,) = HarnessModel(loaded).generate_until(asked(("ab", {"until": stop, "max_gen_toks": 12})))
     assert cut == whole[: whole.index(stop)]
-    with pytest.raises(UserError, match="num_beams in generation"):
+    with pytest.raises(UserError, match="the generation options num_beams, which are not supported"):
         HarnessModel(loaded).generate_until(asked(("ab", {"until": [], "num_beams": 4})))
 
 
@@ -239,11 +239,11 @@ def test_the_report_has_a_table_of_the_harness(finished: Lab, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "which tasks?"),
+        ([], "needs tasks: lm_eval.tasks="),
         (["lm_eval.tasks=[arc_eazy]"], "did you mean 'arc_easy'"),
         (
             ["lm_eval.tasks=[x]", "lm_eval.include=/nowhere"],
-            "lm_eval.include=/nowhere is no folder with tasks",
+            "lm_eval.include=/nowhere is not a folder",
         ),
         (
             ["evaluate.stride=999", "lm_eval.tasks=[arc_easy]"],

@@ -75,7 +75,7 @@ def test_a_killed_worker_of_the_probes_costs_its_run_and_no_other(monkeypatch):
 def test_texts_are_made_with_the_threads_of_the_command(monkeypatch):
     counts = []
     monkeypatch.setattr(generate.torch, "set_num_threads", counts.append)
-    assert "which model?" in refusal(generate.run, tiny_config(trainer__threads=3))
+    assert "no model given" in refusal(generate.run, tiny_config(trainer__threads=3))
     assert counts == [3]
 
 
@@ -89,7 +89,9 @@ def test_a_model_from_before_an_option_has_what_it_was_trained_with(tmp_path: Pa
     config.given = frozenset({"model.mixers.mesanet.forget_bias"})
     with said() as printed:
         tell_other_model(config)
-    assert "stays as it was trained, with model.mixers.mesanet.forget_bias=0.0;" in " ".join(printed)
+    assert "keeps the model that it was trained with, model.mixers.mesanet.forget_bias=0.0;" in " ".join(
+        printed
+    )
 
 
 def test_every_part_of_the_list_is_shown_by_its_own_word_and_alone(monkeypatch):

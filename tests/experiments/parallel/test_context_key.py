@@ -65,7 +65,7 @@ def test_shards_are_no_part_of_what_a_run_is(lab: Lab):
     ("words", "said"),
     [
         (["trainer.context=2"], "and there are 1 .* trainer.devices=2"),
-        (["trainer.context=3", "trainer.devices=3"], "give a length that it divides, data.seq_len=33"),
+        (["trainer.context=3", "trainer.devices=3"], "give a length divisible by it, data.seq_len=33"),
         ([*CUT, "trainer.compile=true"], "does not go with trainer.compile=true"),
         (
             ["trainer.context=2", "trainer.devices=4"],
@@ -82,5 +82,5 @@ def test_what_cannot_be_cut_is_refused(lab: Lab, words: list[str], said: str):
 @pytest.mark.slow
 def test_sequences_of_tasks_are_not_cut(task_lab: TaskLab):
     (config,) = task_lab.compose(*CUT)
-    with pytest.raises(UserError, match=r"trainer.context=2 needs a text, and data=mqar has none"):
+    with pytest.raises(UserError, match=r"trainer.context=2 needs a text, but data=mqar is a task"):
         check_config(config)

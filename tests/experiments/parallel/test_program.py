@@ -238,7 +238,7 @@ def test_a_cell_that_is_told_to_make_room_tells_its_processes(
     process.popen.send_signal(signal.SIGUSR2)
     outcome = process.wait()
     assert outcome.status == 1
-    assert "told to make room (SIGUSR2) at step" in outcome.err
+    assert "stopped by SIGUSR2 at step" in outcome.err
     assert not RunFolder(told.run_folder()).failed
     (step,) = (int(row["step"]) for row in read_metrics(told.run_folder() / "metrics.csv")[-1:])
     assert [path.stem for path in (told.run_folder() / "checkpoints").glob("*.ckpt")] == [f"step-{step:08d}"]

@@ -41,7 +41,7 @@ def test_a_backend_that_serves_nothing_here_is_refused_before_any_work(lab: Lab,
     # What a corpus holds is told when it is first read, which may be before.
     (line,) = (line for line in outcome.err.splitlines() if not line.startswith("notice: "))
     assert "model.backend=" in line
-    assert "cannot serve this call: " in line or "has no form" in line
+    assert "cannot serve this call: " in line or "has no backend" in line
     assert "use model.backend=auto" in line
     assert not lab.left_behind()
 
@@ -62,7 +62,7 @@ def test_cells_of_other_machines_are_refused_only_what_none_has(lab: Lab):
     (config,) = lab.compose("model=transformer", "model.backend=flash_attn", "sweep.engine=ray")
     check_config(config)
     (config,) = lab.compose("model=kda_pure", "model.backend=flash_attn", "sweep.engine=ray")
-    with pytest.raises(UserError, match="has no form 'flash_attn'"):
+    with pytest.raises(UserError, match="has no backend 'flash_attn'"):
         check_config(config)
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_was_trained_elsewhere_is_used_by_another_backend(
     assert "give model.backend=auto" in said
     used = lab.here(*words, "model.backend=auto")
     assert used.status == 0, used.err
-    assert "stays as it was trained" not in used.err
+    assert "keeps the model" not in used.err
 
 
 @pytest.mark.slow
@@ -116,5 +116,5 @@ def test_generating_by_a_backend_of_whole_sequences_is_refused(finished: Lab, ba
     words = ["job=generate", f"run={finished.run_folder()}", f"model.backend={backend}"]
     refused = finished.here(*words, "generate.prompt=abc", "generate.tokens=2")
     assert refused.status == 2
-    assert f"model.backend={backend} computes whole sequences" in refused.err
+    assert f"model.backend={backend} computes only whole sequences" in refused.err
     assert refused.out == ""

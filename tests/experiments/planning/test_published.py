@@ -127,7 +127,7 @@ def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     words = ["job=publish", f"runs={study}", "source=somewhere"]
     asked = lab.here(*words)
     assert asked.status == 2
-    assert asked.err.startswith("error: what does this study ask?")
+    assert asked.err.startswith("error: job=publish needs the study's question")
     assert asked.err.count("\n") == 1
     assert lab.left_behind() == []
     done = lab.here(*words, "question=Do all eleven train?")

@@ -188,7 +188,7 @@ def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs
         (["probe.routing_split=tests"], "did you mean 'test'?"),
         (["probe.routing_tokens=0"], "probe.routing_tokens=0 must be at least 1"),
         (["probe.window=3"], "did you mean 'probe.windows'?"),
-        (["run=nowhere"], "nowhere is no folder; give run="),
+        (["run=nowhere"], "nowhere is not a folder; give run="),
         (["runs=."], "no complete run in .: .: holds no run"),
         (["job=train", "probe.tokens=0"], "probe.tokens=0"),
         (["job=train", "trainer.probe_every=0"], "trainer.probe_every=0 must be at least 1"),

@@ -163,7 +163,7 @@ def test_job_evaluate_prints_the_numbers_of_the_summary(finished: Lab):
     ("splits", "says"),
     [
         ("[test,validatoin]", "unknown evaluate.splits[1] 'validatoin'; did you mean 'validation'?"),
-        ("[]", "evaluate.splits names nothing to score"),
+        ("[]", "evaluate.splits is empty"),
     ],
 )
 @pytest.mark.parametrize("carry", [False, True])
@@ -194,5 +194,7 @@ def test_text_that_gives_another_tokenizer_of_as_many_entries_is_refused(tmp_pat
     assert trained.vocab_size == strange.vocab_size == 262
     run = LoadedRun(None, trained, tmp_path / "run", own)
     assert load_corpus(run, DataConfig(path=None), progress=False).fingerprint == data.fingerprint(own)
-    with pytest.raises(UserError, match=r"another tokenizer than .*/run was trained with; restore its text"):
+    with pytest.raises(
+        UserError, match=r"another tokenizer than .*/run was trained with; restore the run's text"
+    ):
         load_corpus(run, other, progress=False)

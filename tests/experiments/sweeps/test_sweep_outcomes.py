@@ -152,6 +152,6 @@ def test_cells_that_paused_have_not_failed_and_the_command_says_how_to_go_on(lab
     outcome = lab.here(*words, "trainer.pause_at=2")
     assert outcome.status == 1
     assert outcome.out.count("paused\n") == 2
-    assert "2 of 2 cells paused; the same command goes on, trainer.pause_at left out" in outcome.err
+    assert "2 of 2 cells paused; the same command without trainer.pause_at resumes them" in outcome.err
     again = lab.here(*words)
     assert (again.status, again.out.count(": done")) == (0, 2), again.err

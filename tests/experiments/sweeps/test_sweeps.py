@@ -92,7 +92,7 @@ def test_ctrl_c_and_sigterm_stop_politely(tmp_path: Path, small_text: Path, shar
         assert outcome.status == status, outcome
         assert "Traceback" not in outcome.out + outcome.err, outcome
         assert _errors(outcome) == [
-            "error: interrupted; the same command goes on from the last checkpoint"
+            "error: interrupted; the same command resumes from the last checkpoint"
         ], outcome
         _assert_nobody_left(process)
     assert not [folder for lab in labs for folder in lab.run_folders() if RunFolder(folder).failed]

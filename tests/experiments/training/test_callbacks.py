@@ -224,7 +224,7 @@ def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: 
         assert saved == []
         signal.raise_signal(signal.SIGUSR2)
         assert saved == [], "not amid a step"
-        with pytest.raises(callbacks.Paused, match=r"told to make room \(SIGUSR2\) at step 4 of 100"):
+        with pytest.raises(callbacks.Paused, match=r"stopped by SIGUSR2 at step 4 of 100"):
             pause.after_step(trainer(4), None)
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -168,7 +168,7 @@ def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path,
         == first
     )
     monkeypatch.setattr(verdict_stages, "file_hash", lambda _: "other")
-    with pytest.raises(UserError, match="holds a verdict with another file than now; give name="):
+    with pytest.raises(UserError, match="holds a verdict made with another file; give name="):
         verdict_stages.open_verdict(config, block, found)
     (folder / verdict_stages.RECORD).write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="cannot be read"):

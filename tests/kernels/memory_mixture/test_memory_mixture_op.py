@@ -113,7 +113,7 @@ def test_triton_refuses_what_is_not_the_delta_rule_and_auto_passes_it_by():
     refusals = OPERATION.refusals(*given, routes, weights, update="gated_linear")
     assert refusals["triton"] == "computes update='gated_delta' only, got 'gated_linear'"
     assert refusals["torch"] is refusals["reference"] is None
-    with pytest.raises(ValueError, match="update is one of gated_delta, gated_linear, not 'hebbian'"):
+    with pytest.raises(ValueError, match="update must be one of gated_delta, gated_linear, not 'hebbian'"):
         memory_mixture(*given, routes, weights, update="hebbian")
 
 

@@ -376,7 +376,5 @@ def test_later_queries_need_only_the_keys_that_their_windows_see(queries, seen, 
     whole = call(*others, kw, vw, gates, backend=backend)
     near = call(*others, kw[:, -seen:], vw[:, -seen:], gates, backend=backend)
     torch.testing.assert_close(near, whole)
-    with pytest.raises(
-        ValueError, match=f"needs the {seen} to 12 last keys under the window, got {seen - 1}"
-    ):
+    with pytest.raises(ValueError, match=f"needs the last {seen} to 12 keys for its window, got {seen - 1}"):
         call(*others, kw[:, 1 - seen :], vw[:, 1 - seen :], gates, backend=backend)

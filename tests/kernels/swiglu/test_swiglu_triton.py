@@ -32,5 +32,5 @@ def test_parts_of_one_product_are_read_where_they_stand():
 
 @pytest.mark.parametrize(("gate", "up"), [((2, 3), (2, 4)), ((2, 3), (3,))], ids=["width", "axes"])
 def test_shapes_that_differ_are_refused(gate, up):
-    with pytest.raises(ValueError, match=r"gate and up of one shape and dtype"):
+    with pytest.raises(ValueError, match=r"gate and up of the same shape and dtype"):
         swiglu(torch.zeros(gate), torch.zeros(up))
