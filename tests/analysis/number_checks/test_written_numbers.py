@@ -228,7 +228,7 @@ def test_a_row_has_the_columns_of_its_run(judge, tmp_path):
         ("# nats | only loss label=a", "2 rows where `only` takes one"),
         ("# nats | std loss label=b", "no finite number for: std loss label=b"),
         ("# nats | mean loss / 0", "no finite number"),
-        ("# nats | mean loss layer=x", "column 'layer' holds numbers, and 'x' is none"),
+        ("# nats | mean loss layer=x", "column 'layer' holds numbers, and 'x' is not a number"),
         ("# nats | mean loss label<a", "which only = and != compare"),
         ("# nats | mean loss here", "'here' is not a condition"),
         ("# nats | loss", "a term is AGGREGATE COLUMN"),

@@ -267,7 +267,7 @@ def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs,
 def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
     (record,) = probed_runs.glob("*/probes/probes.json")
     record.unlink()
-    with pytest.raises(ResultsError, match=r"interrupted pass.*job=probe"):
+    with pytest.raises(ResultsError, match=r"interrupted.*job=probe"):
         publish(load_results(probed_runs), tmp_path / "published", ASKED)
 
 

@@ -111,7 +111,7 @@ def test_half_precision_turns_keys_in_full(backend):
         ({"w": torch.zeros(2, 4, 2, 5)}, "path_extend needs w with [B, T] = (2, 5)"),
         ({"g": torch.zeros(2, 5, 3)}, "path_extend needs g [B, H]"),
         ({"beta": None}, "needs w and beta together"),
-        ({"keys": torch.zeros(2, 2, 12, 5, dtype=torch.float16)}, "path_extend changes keys"),
+        ({"keys": torch.zeros(2, 2, 12, 5, dtype=torch.float16)}, "path_extend updates keys"),
         ({"keys": torch.zeros(2, 2, 12, 5, requires_grad=True)}, "call it under torch.no_grad()"),
         ({"backend": "tritom"}, "tritom"),
     ],
