@@ -189,7 +189,7 @@ def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
 
 
 def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
-    figure, caption, table = draw(entry, results)
+    figure, caption, table = draw(entry, results, footnote=False)
     svg, png = save(figure, folder / entry.name)
     write_csv(table, folder / f"{entry.name}.csv")
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
@@ -205,8 +205,11 @@ def drawn_runs(entry: Entry, results: Results) -> Results:
     return getattr(results, f"of_{entry.of}") if entry.of else results
 
 
-def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
+def draw(entry: Entry | str, results: Results, *, footnote: bool = True) -> tuple[Figure, str, pd.DataFrame]:
     """Return a registered figure, its caption and its table.
+
+    footnote: whether the caption says what the marks of models mean that are not matched; a report says it once for
+    all figures but those whose models are compared in groups of the figure's own.
 
     Raises NoData where the results do not support it, ResultsError where there is none of the name.
     """
@@ -225,7 +228,8 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     shown, notes = table, []
     if entry.compares:
         shown, unmatched = with_marks(table, results.runs)
-        notes.append(unmatched)
+        if footnote or "group" in table:
+            notes.append(unmatched)
     figure = module.draw(shown, **entry.options)
     column = next((name for name in _NAMED if name in shown and "color" in shown), None)
     if column is not None:

@@ -125,6 +125,17 @@ def explanation(off_models: pd.DataFrame, runs: pd.DataFrame) -> str:
     return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
 
+def legend(runs: pd.DataFrame) -> str:
+    """Say in a line what the marks of these models mean; "" where none has one. runs: Results.runs."""
+    found = deviations(runs)
+    found = found[found["marks"] != ""]
+    if found.empty:
+        return ""
+    used = {WHAT[column]: mark for column, mark in MARKS.items() if found["marks"].str.contains(mark).any()}
+    each = "; ".join(f"{mark} {what.partition(' at ')[0]}" for what, mark in used.items())
+    return f"{each}: more than {MATCHED:.0%} from {listing(found['matched_with'].unique(), 3)}."
+
+
 def _deviation_range(low: float, high: float) -> str:
     shown = dict.fromkeys((deviation(low), deviation(high)))
     return " to ".join(shown)

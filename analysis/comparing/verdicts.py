@@ -335,9 +335,13 @@ SMALL = 0.01
 
 
 class Answer(NamedTuple):
-    """Sentences on one family of models: findings, terms (what was equal) and method; title: the family's name."""
+    """Sentences on one family of models: findings, terms (what was equal) and method; title: the family's name.
+
+    accuracies: of a synthetic task, the sentence on its right answers.
+    """
 
     title: str
+    accuracies: list[str]
     findings: list[str]
     terms: list[str]
     method: list[str]
@@ -345,7 +349,7 @@ class Answer(NamedTuple):
     @property
     def sentences(self) -> list[str]:
         """All sentences in their order."""
-        return self.findings + self.terms + self.method
+        return self.accuracies + self.findings + self.terms + self.method
 
 
 def rank_text(row: tuple) -> str:
@@ -376,7 +380,8 @@ def answers(families: Iterable[Family], documents: pd.DataFrame | None = None) -
     return [
         Answer(
             family.title if len(several) > 1 else "",
-            [*_accuracies(family), *_findings(family)],
+            _accuracies(family),
+            _findings(family),
             _terms(equality(family.runs, family.baseline)),
             _method(family) + ([] if documents is None else sentence(family, documents)),
         )

@@ -13,7 +13,18 @@ import pandas as pd
 
 from analysis import files
 from analysis.caveats import caveats, conditions
-from analysis.comparing.tables import FINAL, NAMES, compare, order_metric, with_final_validation
+from analysis.comparing.equal_terms import legend
+from analysis.comparing.tables import (
+    AHEAD,
+    BEHIND,
+    BETTER,
+    FINAL,
+    NAMES,
+    WORSE,
+    compare,
+    order_metric,
+    with_final_validation,
+)
 from analysis.comparing.verdicts import Answer, answers, families
 from analysis.files import NoData
 from analysis.gallery import ReportFigure, draw_figures, require
@@ -313,7 +324,15 @@ class Content:
         first = [sentence for sentence in [_unigram(self.comparison)] if sentence]
         if len(self.answers) == 1:
             return [*first, *self.answers[0].findings][:LEAD]
-        return [*first, *(f"{one.title}: {one.findings[0]}" for one in self.answers if one.findings)][:LEAD]
+        texts = [one for one in self.answers if one.findings and not one.accuracies]
+        tasks = _over_tasks(self.tasks.long)
+        room = max(1, LEAD - len(first) - len(tasks))
+        return [*first, *(f"{one.title}: {one.findings[0]}" for one in texts[:room]), *tasks][:LEAD]
+
+    @property
+    def marks(self) -> str:
+        """What the marks behind models' names mean; "" where there are none."""
+        return legend(self.runs)
 
     @property
     def gravest(self) -> str:
@@ -377,6 +396,34 @@ def _unigram(table: pd.DataFrame) -> str:
         f"No model beats the unigram baseline, {entropy} nats/token, which knows only how frequent each token is: "
         "train longer before you compare."
     )
+
+
+_OVER_TASKS = {
+    BETTER: "Better than {}",
+    WORSE: "Worse than {}",
+    AHEAD: "Ahead of {}, a lead and not a verdict",
+    BEHIND: "Behind {}, a lead and not a verdict",
+}
+
+
+def _over_tasks(long: pd.DataFrame) -> list[str]:
+    """What is shown on the tasks (`TaskPage.long`): a sentence for each kind of difference from the baseline."""
+    if long.empty:
+        return []
+    if long["baseline"].isna().all():
+        first = long[long["rank_best"] == 1].groupby("task", sort=True)["model"]
+        each = (f"on {task} {files.listing(models, 4)}" for task, models in first)
+        return [f"May be the best: {'; '.join(each)}."]
+    found = []
+    for kind, words in _OVER_TASKS.items():
+        rows = long[long["shown"] == kind]
+        each = [f"{m} on {files.listing(of['task'], 4)}" for m, of in rows.groupby("model", sort=False)]
+        if each:
+            baseline = files.listing(rows["baseline"].unique(), 3)
+            found.append(f"{words.format(baseline)}: {'; '.join(each)}.")
+    return found or [
+        f"No model is shown to differ from {files.listing(long['baseline'].dropna().unique(), 3)}."
+    ]
 
 
 def gather(results: Results, figures: Path, workers: int = 1, baseline: str | None = None) -> Content:
