@@ -148,7 +148,7 @@ def load(
     for name in sorted(planned.keys() & weights.keys()):
         if weights[name].shape != planned[name].shape:
             raise UserError(
-                f"the weights at {path} do not fit its description: {name} has the shape "
+                f"the weights at {path} do not match its {CARD}: {name} has the shape "
                 f"{list(weights[name].shape)}, not {list(planned[name].shape)}"
             )
     model = _made(LanguageModel, config, sizes)

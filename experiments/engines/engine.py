@@ -150,7 +150,9 @@ def _read(path: Path) -> tuple[Plan, str]:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; {_AGAIN}") from error
     except ValueError as error:
-        raise UserError(f"{path} is not a cell's record ({type(error).__name__}: {error}); {_AGAIN}") from error
+        raise UserError(
+            f"{path} is not a cell's record ({type(error).__name__}: {error}); {_AGAIN}"
+        ) from error
     if run_name(planned.identity) != planned.run:
         raise UserError(f"{path} does not hold the cell that its name says; {_AGAIN}")
     return planned, record["folder"]
