@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import kernels
 from kernels.autograd import gated
 from kernels.dispatch import autocasts, in_autocast_dtype
-from kernels.ops.lightning_topk.scores import continued
+from kernels.ops.lightning_topk import continued
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, ParameterGroup, StepBuffer

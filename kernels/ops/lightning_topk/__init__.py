@@ -18,12 +18,12 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
-from kernels.ops.lightning_topk.scores import AdaptiveK, check_indexer
+from kernels.ops.lightning_topk.scores import AdaptiveK, check_indexer, continued
 from kernels.ops.lightning_topk.torch_form import lightning_topk_torch
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
 
-__all__ = ["AdaptiveK", "lightning_topk"]
+__all__ = ["AdaptiveK", "continued", "lightning_topk"]
 
 MOST_HEADS, MOST_KEPT = 128, 8192
 """Index heads that a tile holds, and half the candidates of a query that one program prunes at a time."""
