@@ -52,7 +52,7 @@ class HuggingFace(Text):
             )
         if is_local(cfg) and cfg.revision is not None:
             raise UserError(
-                "data.revision is a commit on the hub; it has no meaning with a local data.dataset"
+                "data.revision is a commit on the hub, and data.dataset is local; leave out one of the two"
             )
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     [
         (["suite=latency", "dry=true"], "suite=kernels"),
         (["suite=kernels", "dry=true", "bench.cases=[mesi]"], "unknown bench.cases 'mesi'"),
-        (["suite=recompute", "bench.cases=[mesa]"], "not of recompute"),
+        (["suite=recompute", "bench.cases=[mesa]"], "not with recompute"),
         (["suite=recompute", "trainer.recompute_block=0"], "trainer.recompute_block=0 must be at least 1"),
         (["suite=models", "trainer.recompute=ful"], "did you mean 'full'?"),
         (["suite=models", "model.backend=tritn"], "did you mean 'triton'?"),

@@ -102,7 +102,7 @@ def test_a_name_is_streamed_once_at_the_commit_that_names_the_run(monkeypatch, t
         (None, {}, "data=hf needs data.dataset=NAME"),
         ("csv/train.csv", {}, "is a file; give its folder, or data=text data.path="),
         ("csv", {"revision": "a"}, "data.revision is a commit on the hub"),
-        ("csv", {"path": "x"}, "data.path=x has no meaning with data.name=hf"),
+        ("csv", {"path": "x"}, "data.path=x does not apply to data.name=hf"),
         ("csv", {"column": None}, "'text'. Known: body, n"),
         ("csv", {"column": "n"}, "data.column=n of"),
         ("csv", {"split": "dev"}, "unknown data.split 'dev'. Known: train"),
