@@ -70,7 +70,7 @@ def _check(config: Config) -> None:
         raise UserError(f"dry=true works with suite=kernels, not with {config.suite}")
     if not config.dry:
         check_writable(result_table.table_path(config).parent, "bench.out" if b.out else "results")
-        for _, model in _models(config):
+        for _, model in _models(config) if config.suite in _USES else ():
             check_fits(config, model, tokens=0)
 
 

@@ -94,7 +94,7 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         ),
         (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),
-        (["name=published"], "results/published cannot hold runs"),
+        (["name=published"], "results/published is no place for runs"),
         (["results="], "results= is empty"),
         ([f"seed={2**63}"], f"seed={2**63} must be at least 0 and at most {2**63 - 1}"),
         (

@@ -76,7 +76,7 @@ def test_a_block_and_a_figure_of_ones_own_train_and_are_drawn(own, tmp_path):
     assert yaml.safe_load(recorded.read_text())["model"]["mixers"]["ema"] == {"memory": 256.0}
     without = run(tmp_path, *PROGRAM, *words, "model.pattern=EF", f"data.path={text}")
     assert without.returncode == 2
-    assert "\nerror: " in without.stderr
+    assert "is not a known mixer" in without.stderr
 
 
 def test_a_file_of_ones_own_with_a_mistake_is_named_and_left_out(own, tmp_path):

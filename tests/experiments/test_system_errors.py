@@ -137,8 +137,8 @@ def _onto(lab: Lab, out, *words: str) -> Outcome:
             "/a: Disk quota exceeded; the disk is full or its",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; it cannot be"),
-        (OSError("the network is gone"), "the network is gone; put that right, then"),
-        (TimeoutError(), "TimeoutError; put that right, then"),
+        (OSError("the network is gone"), "the network is gone; correct that, then"),
+        (TimeoutError(), "TimeoutError; correct that, then"),
     ],
 )
 def test_errors_of_the_system_say_what_to_do(error: OSError, says: str):

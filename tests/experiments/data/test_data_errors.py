@@ -120,7 +120,7 @@ def test_wikitext_files(wikitext_folder, refused, cache, tmp_path):
 
 def test_a_cache_folder_that_is_a_file(config, text_file):
     for entry in (check, fingerprint, prepare):
-        with pytest.raises(UserError, match=r"the cache folder .* is a file"):
+        with pytest.raises(UserError, match=r"data.cache_dir=.* is a file"):
             entry(config(cache_dir=str(text_file)))
 
 

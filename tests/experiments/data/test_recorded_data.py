@@ -318,7 +318,7 @@ def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypat
     with pytest.raises(ValueError, match=r"task 'mine' is taken by .*; choose another"):
         register(type("Other", (), {"__module__": "second"}))
     assert {"mine": again} == tasks_base.TASKS
-    with pytest.raises(ValueError, match="a dataclass whose fields all have defaults"):
+    with pytest.raises(ValueError, match="a dataclass whose every field has a default"):
         tasks_base.register_task("half", config=Incomplete, title="", source="")(first)
 
 

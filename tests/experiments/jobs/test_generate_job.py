@@ -14,6 +14,7 @@ import zoo
 from experiments.configuration.schema import Config, GenerateConfig
 from experiments.costs import model_costs
 from experiments.jobs import generate
+from experiments.system.machine import pictured
 from zoo import UserError, cost
 
 PROMPTS = ["alpha", "beta gam", "the of and"]
@@ -61,7 +62,7 @@ def test_results_go_to_a_file(go: Go, texts: list[str], tmp_path: Path):
     (path,) = tmp_path.iterdir()
     found = rows(path)
     assert [row["prompt"] for row in found] == PROMPTS
-    assert [row["prompt"] + row["text"] for row in found] == texts
+    assert [pictured(row["prompt"] + row["text"]) for row in found] == texts  # as a terminal shows them
     for row in found:
         assert list(row) == ["prompt", "text", "tokens", "stopped"]
         assert row["stopped"] is False
@@ -74,7 +75,7 @@ def test_a_stop_ends_one_text_and_not_the_others(go: Go, texts: list[str], tmp_p
     written = [text.removeprefix(prompt) for prompt, text in zip(PROMPTS, texts, strict=True)]
     stop, out = written[0][2:4], tmp_path / "out.jsonl"
     go(prompts=PROMPTS, stop=[stop], out=str(out))
-    assert [row["text"] for row in rows(out)] == [text.partition(stop)[0] for text in written]
+    assert [pictured(row["text"]) for row in rows(out)] == [text.partition(stop)[0] for text in written]
     assert [row["stopped"] for row in rows(out)] == [stop in text for text in written]
     assert {row["stopped"] for row in rows(out)} == {True, False}
     assert go(prompt=PROMPTS[0], stop=[stop])[0] == PROMPTS[0] + written[0].partition(stop)[0]

@@ -78,7 +78,7 @@ def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
         with held_elsewhere(tmp_path / "lock", nodes=nodes):
             telling.start()
             with (
-                pytest.raises(signals.Paused, match=r"room \(SIGUSR2\) while another process holds .*lock"),
+                pytest.raises(signals.Paused, match=r"SIGUSR2 while another process holds .*lock"),
                 locked(tmp_path / "lock", "waiting", nodes=nodes),
             ):
                 pytest.fail("entered what another one holds")
