@@ -191,7 +191,7 @@ def test_a_file_that_has_another_schema_is_named_by_its_key(value, schema, said)
     [
         ("a: &a [1]\nb: *a", "aliases"),
         ("a: " + "[" * 50 + "]" * 50, "too deep"),
-        ("[]", "no mapping"),
+        ("[]", "hold a mapping"),
         ("a: !!python/name:os.system x", "could not determine a constructor"),
         ("#" * 2**20 + "\n", "bytes, more than any such file"),
     ],
