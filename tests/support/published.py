@@ -74,7 +74,9 @@ def made(family: str, **options: Any) -> nn.Module:
         **options,
     }
     config = getattr(transformers, f"{family}Config")(**sizes)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # the same weights, whatever ran before
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, x in (*model.named_parameters(), *model.named_buffers()):
