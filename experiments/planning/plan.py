@@ -297,8 +297,8 @@ def check_served(
     _check_backend(model, uses, seq_len=config.data.seq_len, device=device, half=half, packed=packed)
 
 
-PATIENCE = 1e13
-"""FLOPs of a micro-batch for each thread of a CPU, minutes of its time: without a GPU more are refused."""
+PATIENCE = 1e14
+"""FLOPs of a micro-batch for each thread of a CPU, about half an hour of it: without a GPU more are refused."""
 
 
 def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | None = None) -> None:
@@ -335,7 +335,7 @@ def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | N
     flops = tokens * count_flops(built, length, backward=True).per_token
     if flops > PATIENCE * t.threads:
         raise UserError(
-            f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in minutes "
+            f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in half an hour "
             f"({PATIENCE:.0e} with each of trainer.threads={t.threads}); lower data.seq_len or data.batch_size, or use "
             "a GPU"
         )

@@ -50,7 +50,8 @@ def test_layouts_follow_the_reports_protocol_and_can_be_made_small(lab: Lab):
     [
         pytest.param(x, marks=[] if x == "wikitext103" else pytest.mark.long)
         for x in EXPERIMENTS
-        if x not in ("layouts", "papers")  # the first one's text is not here: the test above; test_papers.py
+        # No text or no weights for the first two here: the test above, test_start_from_weights.py; test_papers.py.
+        if x not in ("layouts", "convert", "papers")
     ],
 )
 def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypatch):
