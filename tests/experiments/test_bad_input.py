@@ -60,7 +60,6 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["--dry-run"], "there is no flag --dry-run"),
         (["--seed=1"], "did you mean 'seed=1'?"),
         (["cost"], "(a job: job=cost)"),
-        (["optim.clip=1,2", "seed=0"], "optim.clip"),
         ([f"seed={'9' * 5000}"], "more than 4,300 digits"),
         (["residual=mhc"], "did you mean 'model.residual.name'?"),
         (["model.residual.mhc.itres=5"], "did you mean 'model.residual.mhc.iters'?"),
@@ -121,6 +120,10 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
 @pytest.mark.slow
 def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
     assert_refused(lab, lab.here(*flags, *words), says)
+
+
+def test_several_values_without_multirun_are_refused(lab: Lab):
+    assert_refused(lab, lab.here("optim.clip=1,2", "seed=0"), "optim.clip")
 
 
 RUN_OF = {"evaluate": "run=x", "generate": "run=x", "export": "run=x", "probe": "runs=x", "report": "runs=x"}
