@@ -132,7 +132,7 @@ class OptimConfig:
     name: adamw, or muon: Muon for the matrices of layers, AdamW for the rest, at one rate.
     schedule: cosine, linear, wsd (lr until the last decay_share of training) or constant (lr_min is not used).
     decay_share: with schedule=wsd, the share of the steps after the warm-up over which lr falls to lr_min.
-    momentum: Muon's momentum.
+    momentum: Muon's momentum, and that of an optimiser of one's own; adamw has beta1.
     lr: peak learning rate, reached after the warm-up.
     lr_min: final learning rate, at trainer.max_steps.
     lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that all rates of a sweep have the same schedule (null:

@@ -116,8 +116,8 @@ def test_schedules_fall_from_the_warm_up_to_the_lowest_rate(schedule: str, middl
     ("words", "says"),
     [
         (["optim.name=muno"], "adamw, muon"),
-        (["optim.momentum=0.8"], "only with muon"),
-        (["optim.decay_share=0.5"], "only with wsd"),
+        (["optim.momentum=0.8"], "has no effect with optim.name=adamw"),
+        (["optim.decay_share=0.5"], "only with optim.schedule=wsd"),
         (["optim.name=muon", "trainer.strategy=fsdp"], "take trainer.strategy=ddp"),
     ],
 )
