@@ -350,9 +350,13 @@ def _check_schedule(config: Config) -> None:
     if optim.lr_min > optim.lr:
         raise UserError(f"optim.lr_min={optim.lr_min} is above optim.lr={optim.lr}; lower it")
     if optim.momentum != OptimConfig.momentum and optim.name == "adamw":
-        raise UserError("optim.momentum has no effect with optim.name=adamw, which has optim.beta1; leave it out")
+        raise UserError(
+            "optim.momentum has no effect with optim.name=adamw, which has optim.beta1; leave it out"
+        )
     if optim.decay_share != OptimConfig.decay_share and optim.schedule != "wsd":
-        raise UserError(f"optim.decay_share works only with optim.schedule=wsd, not {optim.schedule}; leave it out")
+        raise UserError(
+            f"optim.decay_share works only with optim.schedule=wsd, not {optim.schedule}; leave it out"
+        )
     if optim.name != "adamw" and config.trainer.strategy == "fsdp":
         raise UserError(
             f"optim.name={optim.name} needs whole matrices, which trainer.strategy=fsdp cuts; take trainer.strategy=ddp"
