@@ -18,6 +18,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -195,11 +196,11 @@ def warmup(step: int, total: int, config: HyperConfig) -> float:
     Both are shortened alike where they would take more than warmup_share of a training whose length is known.
     """
     hold, ramp = config.warmup_hold, max(1, config.warmup_ramp)
-    # In fp32, and on a CPU: it may be asked for where other tensors have no storage.
-    done, length = torch.tensor([float(step), float(total)], device="cpu")
+    # In fp32, and with no tensors: it is asked for where those have no storage.
+    done, length = np.float32(step), np.float32(total)
     if config.warmup_share is not None and total > 0:
-        done = done / (config.warmup_share * length / (hold + ramp)).clamp(max=1)
-    risen = ((done - hold) / ramp).clamp(0, 1)
+        done = done / min(config.warmup_share * length / (hold + ramp), np.float32(1))
+    risen = min(max((done - hold) / ramp, np.float32(0)), np.float32(1))
     return float(config.warmup_factor + (1 - config.warmup_factor) * risen)
 
 

@@ -46,8 +46,9 @@ def test_the_count_is_within_15_percent_of_what_was_measured(
     assert found.total == pytest.approx(measured[name], rel=0.15)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "orthgsa")) for name in models()]
+)
 def test_every_model_can_be_counted(name: str, monkeypatch: pytest.MonkeyPatch):
     config = Config(model=models()[name])
     config.data.seq_len, config.trainer.devices, config.trainer.strategy = LENGTH, 2, "fsdp"
