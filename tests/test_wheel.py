@@ -1,7 +1,5 @@
 """The wheel (make wheel): one package with everything in it, which computes what the checkout does."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -24,24 +22,17 @@ from one_package import PACKAGE, ROOMS, rewritten
 MODULES = {"zoo", "zoo.io", "kernels.ops", "kernels.ops.mesa", "experiments.jobs"}
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        folder,
-        ROOT,
-    ]
-    subprocess.run(command, check=True)
+def built(source: Path, folder: Path) -> Path:
+    """The wheel of a source tree or of a source distribution, in a folder."""
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", folder]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, source], check=True)
     (found,) = folder.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +88,7 @@ def test_no_file_of_the_wheel_imports_a_room_by_its_own_name_and_lines_stay(file
         if not name.endswith(".py"):
             continue
         for node in ast.walk(ast.parse(text)):
-            names = (
-                [alias.name for alias in getattr(node, "names", ())] if isinstance(node, ast.Import) else []
-            )
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             assert not {one.partition(".")[0] for one in names} & {*ROOMS}, name
         source = ROOT / name.removeprefix(f"{PACKAGE}/")
@@ -109,10 +98,8 @@ def test_no_file_of_the_wheel_imports_a_room_by_its_own_name_and_lines_stay(file
 
 @pytest.mark.slow
 def test_messages_name_the_command_of_the_wheel(files):
-    said = [
-        name for name, text in files.items() if "python run.py" in text and name.startswith(f"{PACKAGE}/")
-    ]
-    assert said == []
+    ours = (name for name in files if name.startswith(f"{PACKAGE}/"))
+    assert [name for name in ours if "python run.py" in files[name]] == []
 
 
 @pytest.mark.long
@@ -123,21 +110,7 @@ def test_a_wheel_of_the_source_distribution_has_the_same_files(files, tmp_path):
     )
     subprocess.run([sys.executable, "-c", build, tmp_path], cwd=tmp_path / "checkout", check=True)
     (packed,) = tmp_path.glob("*.tar.gz")
-    command = (
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        packed,
-    )
-    subprocess.run(command, check=True)
-    (found,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(found) as archive:
+    with zipfile.ZipFile(built(packed, tmp_path)) as archive:
         assert {*archive.namelist()} == files.keys()
 
 
@@ -186,13 +159,7 @@ def test_without_a_checkout_it_trains_reports_and_gives_runs_the_checkouts_names
     told = re.findall(r"^ +(/\S+)", run(archzoo, "--help"), re.MULTILINE)  # files that --help names are there
     assert [Path(name).is_relative_to(packages / PACKAGE) for name in told] == [True, True]
     assert all(Path(name).exists() for name in told)
-    few = (
-        "trainer.max_steps=4",
-        "trainer.val_every=2",
-        "trainer.log_every=1",
-        "trainer.progress=false",
-        "device=cpu",
-    )
+    few = ("trainer.max_steps=4", "trainer.val_every=2", "trainer.progress=false", "device=cpu")
     run(archzoo, *few)
     run(archzoo, "job=report", "runs=results/default")
     assert (place / "results/default/report/index.html").is_file()

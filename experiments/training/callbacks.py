@@ -3,8 +3,7 @@
 In this order: metric row, validation, exported weights, probes, checkpoint, progress, pause.
 
 Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
-everything else of its step: a resumed run then repeats nothing and skips nothing. ProbeTraining is imported where it is
-used (probe_training), for it needs pyarrow.
+everything else of its step: a resumed run then repeats nothing and skips nothing.
 """
 
 from __future__ import annotations
@@ -309,6 +308,51 @@ class ExportWeights(StepCallback):
         self.metrics.paused += time.perf_counter() - began
 
 
+class ProbeTraining(StepCallback):
+    """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is rewritten.
+
+    The run itself is not changed; a resumed run drops the rows after its checkpoint. Of several processes the main one
+    probes.
+    """
+
+    def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
+        from experiments.probing import held_out, probe_run  # late: they load pyarrow
+
+        self.held_out, self.tables = held_out, probe_run
+        self.every, self.batch_size = config.trainer.probe_every, config.probe.batch_size
+        self.windows = held_out.evenly_spaced_windows(split, config.probe.windows, config.data.seq_len)
+        self.metrics, self.run = metrics, run
+        self.rows: list[tuple[Any, ...]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Load the rows up to the checkpoint's step and drop later ones."""
+        if not group.is_main():
+            return
+        name = self.tables.TRAINING
+        path = self.tables.file(self.run, name)
+        self.tables.remove_partials(self.run)
+        if not path.is_file():
+            return
+        try:
+            self.rows = [row for row in self.tables.read(self.run, name) if row[0] <= trainer.global_step]
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+            print(f"warning: cannot read {path} ({machine.one_line(error)}); starting it again", flush=True)
+        self.tables.write(self.run, name, self.rows)
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Probe the model where that is due, and rewrite the table."""
+        step = trainer.global_step
+        if not group.is_main():
+            return
+        if not (is_due(step, self.every, trainer.max_steps) or trainer.should_stop):
+            return
+        began = time.perf_counter()
+        rows = self.held_out.probe_windows(task.model, *self.windows, self.batch_size)
+        self.rows += [(step, *row, "validation") for row in rows]
+        self.tables.write(self.run, self.tables.TRAINING, self.rows)
+        self.metrics.paused += time.perf_counter() - began
+
+
 # Checkpoints to resume from: the last two, each written whole or not at all. `Pause` writes one and stops;
 # `OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without it.
 
@@ -528,6 +572,7 @@ __all__ = [
     "MetricRows",
     "OwnSignals",
     "Pause",
+    "ProbeTraining",
     "ReportProgress",
     "TaskValidation",
     "Validation",

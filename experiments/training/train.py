@@ -329,9 +329,8 @@ class Attempt:
             callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"),
         ]
         if t.probe_every is not None:
-            from experiments.training.probe_training import ProbeTraining  # needs pyarrow
-
-            probing = ProbeTraining(config, self.corpus.splits["validation"], self.metrics, folder)
+            validation = self.corpus.splits["validation"]
+            probing = callbacks.ProbeTraining(config, validation, self.metrics, folder)
             actions.insert(3, probing)  # before the checkpoint
         return make_trainer(config, self.device, actions, folder, loggers=make_loggers(config, folder))
 

@@ -1,7 +1,5 @@
 """Synthetic run folders in the format that runs are written in."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Commands in advice: what a shell and then Hydra make of a word is the text that was meant."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

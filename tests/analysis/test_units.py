@@ -1,7 +1,5 @@
 """Numbers as people read them, at the borders between their units."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

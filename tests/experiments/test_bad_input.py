@@ -1,7 +1,5 @@
 """Mistakes on the command line: one line that says what to do, at once, and nothing left behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """What a command line asks for is done or refused: Hydra's flags, settings and plugins, sweeps, keys given twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

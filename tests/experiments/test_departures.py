@@ -1,7 +1,5 @@
 """The blocks' pages say of the code what the code does: numbers that follow from defaults, and their commands."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Help, --cfg, job=list and refused keys: answered without PyTorch, as the command line does, and never stale."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The HyperGraph report's study made small: named layouts trained, probed on the test split, reported in its tables."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.program import Lab

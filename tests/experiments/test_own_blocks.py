@@ -1,7 +1,5 @@
 """blocks=[FOLDER]: blocks and figures of one's own, in no room of the checkout; another package called kernels."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The files that a reader meets between `python run.py model=kda` and its first loss."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

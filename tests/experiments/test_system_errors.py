@@ -1,7 +1,5 @@
 """What the operating system will not do (a full disk, a file where a folder belongs) is one line in every job."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """Synthetic tasks through the program: trained, killed and resumed, scored, compared, reported; text is refused."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

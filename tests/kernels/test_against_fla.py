@@ -5,8 +5,6 @@ want a GPU; its references need torch and einops only, and are loaded from their
 comes in, so that fp32 is what can be compared.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from importlib import metadata, util
 from types import ModuleType

@@ -1,7 +1,5 @@
 """On a GPU every kernel at 131,072 tokens in bf16: finite, the same bits at a second run, memory linear in T."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 

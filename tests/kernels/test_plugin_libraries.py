@@ -1,7 +1,5 @@
 """Libraries that may be absent or broken, and flash-attn in its three versions, each by its published signature."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Watches what runs: the score entries that attention computes, and the largest tensor that is made."""
 
-from __future__ import annotations
-
 import math
 
 import torch

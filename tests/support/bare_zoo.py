@@ -4,8 +4,6 @@ Taken out of every module: statements that call `record`, `_record` or `record_â
 what they were called on); and then assignments to names that nothing but those statements had read.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.abc

@@ -1,7 +1,5 @@
 """Every option of a registered block at other values than its default, found from its config dataclass alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import types

@@ -4,8 +4,6 @@ A GPU stops a process that leaves its memory, but not one that reads a neighbour
 there. So this looks at every address of every load and store that no mask hides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

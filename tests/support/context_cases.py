@@ -1,7 +1,5 @@
 """Blocks in one piece and in shards, in the ranks of a group: by how much the two differ."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Mixers in shards in the precisions and by the kernels of a GPU, as far as a CPU can run them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

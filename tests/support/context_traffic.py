@@ -1,7 +1,5 @@
 """Numbers that a rank receives in the forward pass of a mixer, counted, and by the table of docs/context.md."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

@@ -1,7 +1,5 @@
 """Twenty steps of a small model of every mixer, in one process or in shards on ranks."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

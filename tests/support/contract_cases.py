@@ -4,8 +4,6 @@ A case is one block with its default options, or with those of a variant below. 
 registry: a new file in zoo/mixers/, zoo/residuals/ or zoo/channels/ is tested as it is, with its defaults.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Container
 from typing import Any, TypeVar

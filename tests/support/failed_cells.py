@@ -1,7 +1,5 @@
 """The row that a cell of a bench leaves where its model fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading figures back, and the means they should show, one by one from the tables."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -3,8 +3,6 @@
 A hash of whole numbers, so that matrices made of it have full rank and no two entries follow from each other.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterable

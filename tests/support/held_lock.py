@@ -1,7 +1,5 @@
 """A lock that somebody else holds."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Inputs of `hyper_pre` and `hyper_post`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

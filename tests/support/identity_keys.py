@@ -4,8 +4,6 @@
 worth keeping, or an option that was added with its mark.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the kernel tests share: inputs, and the comparison of one backend with another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

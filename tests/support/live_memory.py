@@ -1,7 +1,5 @@
 """The bytes that a computation holds at once, counted by its tensors: the same on every machine."""
 
-from __future__ import annotations
-
 import collections
 import weakref
 

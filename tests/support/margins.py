@@ -20,8 +20,6 @@ How to choose a limit
   6. If no limit does both, better condition the case, or better the code.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -1,7 +1,5 @@
 """The most bytes that the CPU allocator had given out at once while small models were trained by two processes."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import tempfile

@@ -5,8 +5,6 @@
 Files of kernels, zoo and experiments; what only runs while a module is imported does not count.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

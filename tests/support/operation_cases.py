@@ -3,8 +3,6 @@
 What a backend computes of them is compared with the definition and with a recording.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

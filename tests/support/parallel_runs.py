@@ -1,7 +1,5 @@
 """Small trainings that one process and several do; run by torchrun as a module, it does many, one after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

@@ -1,7 +1,5 @@
 """Inputs that the tests of `path_attention` and `path_step` share."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

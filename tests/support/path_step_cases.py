@@ -1,7 +1,5 @@
 """What the tests of `path_step` share: a token over a cache, and storage around the cache that nobody may touch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

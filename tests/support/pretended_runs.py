@@ -1,7 +1,5 @@
 """Results of runs that nobody trained, from a few words a run: for what is said of them, branch by branch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Synthetic tables of probes: any rows into a run's folder, and eleven models that look like trained ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Running the real program: as a process of its own, or in this one where only its words and its files matter."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -78,7 +76,7 @@ class Lab:
         words = [word for word in more if not word.startswith("-")]
         return [*flags, *later_wins([*TINY, f"data.path={self.text}", f"results={self.results}", *words])]
 
-    def start(self, *more: str) -> Process:
+    def start(self, *more: str) -> "Process":
         """The command as a process of its own session, with its output in files."""
         self.started += 1
         return Process(self.arguments(*more), self, self.folder / f"process-{self.started}")

@@ -1,7 +1,5 @@
 """Small published models, made by transformers with random weights, and their folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

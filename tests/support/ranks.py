@@ -1,7 +1,5 @@
 """Processes of a gloo group on this machine, and what each of them returns."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Synthetic tables of residual schemes, routers and recurrences, with numbers as of trained models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """All that is said of a comparison, as lines of text: tables, answers, notices, what a report tells of its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """What a reader of a figure sees, as lines of text: axes, lines, bars, maps, words, colours; nothing of pixels."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

@@ -1,7 +1,5 @@
 """What a reader of a page sees: the rows of its tables, and whether it says what its Markdown says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser

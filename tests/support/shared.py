@@ -1,7 +1,5 @@
 """What takes long and every test process wants: computed by one of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

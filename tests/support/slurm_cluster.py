@@ -1,7 +1,5 @@
 """A real Slurm of one node on this machine, from Debian's packages (slurmctld, slurmd, slurm-client, munge)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

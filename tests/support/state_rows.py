@@ -1,7 +1,5 @@
 """A decode state as plain tensors, so that two states can be compared whatever room their caches have."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

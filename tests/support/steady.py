@@ -1,7 +1,5 @@
 """What makes outputs the same on every machine: pretended facts and times, masked paths, weights from a formula."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

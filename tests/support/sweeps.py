@@ -1,7 +1,5 @@
 """Sweeps of small cells that are disturbed while they run, and what must hold of them afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Controls that answer a task without its rule: by counting, copying from a place, or remembering training."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A slow reading of every task's rule from the tokens alone, written from the definitions, not from the generators."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

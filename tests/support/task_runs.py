@@ -1,7 +1,5 @@
 """Made-up runs of synthetic tasks, in the format that runs are written in."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small calls that take several tiles of 16 in every axis: channels, values, heads, queries, keys, sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Without a GPU the kernels run in Triton's interpreter (see conftest.py), in fp32 and fp16; on one, in bf16 too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Whole models of its other families come in and go out (test_import_published.py,
 An optional dependency of the tests: without it they are skipped.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A backend that serves no call of a model is refused before the model computes: as its first step would refuse it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

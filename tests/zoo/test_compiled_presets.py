@@ -1,7 +1,5 @@
 """Presets as single graphs: a training step and decoding steps, on PyTorch's forms and on Triton's (interpreted)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """zoo.convert: a model of full attention goes on as gated sparse attention, in one stream or several, unchanged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.published import VOCAB

@@ -1,7 +1,5 @@
 """A file that cannot be imported takes only itself away, and is named with the line of the mistake."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle

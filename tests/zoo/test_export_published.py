@@ -1,7 +1,5 @@
 """Folders in Hugging Face's layout: what transformers loads from them computes what the model here computes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -49,6 +47,10 @@ def moved(config: ModelConfig, *, vocab: int = VOCAB, step: int | None = None) -
     return model
 
 
+def greedy(model: LanguageModel, prompts: Any, number: int) -> torch.Tensor:
+    return torch.stack(list(zoo.generate(model, prompts, number, temperature=0)), 1)
+
+
 def native(pattern: str, **options: Any) -> LanguageModel:
     values = {"pattern": pattern, "depth": len(pattern), "d_model": 32, "n_heads": 4, **options}
     return moved(from_dict(ModelConfig, values))
@@ -62,72 +64,45 @@ def small(preset: str, scheme: str = "add", channel: str = "swiglu") -> ModelCon
 
 # Families of transformers itself.
 
+
+def attention(**options: Any) -> dict[str, Any]:
+    return {"mixers": {"attention": options}}
+
+
+def mla(**options: Any) -> dict[str, Any]:
+    return {"mixers": {"mla": options}}
+
+
+def experts(name: str, **options: Any) -> dict[str, Any]:
+    return {"channel": {"name": name, "moe": options}}
+
+
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 16}
+KIMI = {"kda": {"gate_bias": False}, "mla": {"positions": "none", "q_rank": 0}}
 NATIVE = [
     ("llama", "FF", {}),
-    ("llama", "FF", {"tie_embeddings": False, "norm_eps": 1e-5, "mixers": {"attention": {"n_kv_heads": 2}}}),
-    ("llama", "FF", {"mixers": {"attention": {"head_width": 12, "rope_base": 500.0}}}),
-    ("llama", "FF", {"mixers": {"attention": {"rope_scaling": "linear", "rope_factor": 4.0}}}),
-    (
-        "llama",
-        "FF",
-        {"mixers": {"attention": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_length": 16}}},
-    ),
-    (
-        "llama",
-        "FF",
-        {"mixers": {"attention": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 16}}},
-    ),
-    (
-        "llama",
-        "FF",
-        {
-            "mixers": {
-                "attention": {
-                    "rope_scaling": "yarn",
-                    "rope_factor": 4.0,
-                    "rope_length": 16,
-                    "rope_mscale": 0.3,
-                }
-            }
-        },
-    ),
-    ("mistral", "FF", {"mixers": {"attention": {"window": 5}}}),
-    ("qwen2", "FF", {"mixers": {"attention": {"qkv_bias": True, "n_kv_heads": 1}}}),
-    ("qwen3", "FF", {"mixers": {"attention": {"qk_norm": True}}}),
-    ("qwen3", "FF", {"mixers": {"attention": {"qk_norm": True, "window": 5, "head_width": 16}}}),
-    ("lfm2", "CFC", {"mixers": {"attention": {"qk_norm": True, "rope_base": 1e6}}}),
+    ("llama", "FF", {"tie_embeddings": False, "norm_eps": 1e-5, **attention(n_kv_heads=2)}),
+    ("llama", "FF", attention(head_width=12, rope_base=500.0)),
+    ("llama", "FF", attention(rope_scaling="linear", rope_factor=4.0)),
+    ("llama", "FF", attention(rope_scaling="llama3", rope_factor=8.0, rope_length=16)),
+    ("llama", "FF", attention(**YARN)),
+    ("llama", "FF", attention(**YARN, rope_mscale=0.3)),
+    ("mistral", "FF", attention(window=5)),
+    ("qwen2", "FF", attention(qkv_bias=True, n_kv_heads=1)),
+    ("qwen3", "FF", attention(qk_norm=True)),
+    ("qwen3", "FF", attention(qk_norm=True, window=5, head_width=16)),
+    ("lfm2", "CFC", attention(qk_norm=True, rope_base=1e6)),
     ("deepseek_v2", "LL", {}),
-    ("deepseek_v2", "LL", {"mixers": {"mla": {"q_rank": 0, "value_width": 12}}}),
-    ("deepseek_v3", "LL", {"channel": {"name": "moe"}}),
-    ("deepseek_v3", "LLL", {"channel": {"name": "swiglu+moe", "moe": {"groups": 4, "top_groups": 2}}}),
+    ("deepseek_v2", "LL", mla(q_rank=0, value_width=12)),
+    ("deepseek_v3", "LL", experts("moe")),
+    ("deepseek_v3", "LLL", experts("swiglu+moe", groups=4, top_groups=2)),
     (
         "deepseek_v2",
         "LLL",
-        {
-            "channel": {
-                "name": "swiglu*2+moe",
-                "moe": {"scores": "softmax", "renormalise": False, "groups": 4, "top_groups": 2},
-            }
-        },
+        experts("swiglu*2+moe", scores="softmax", renormalise=False, groups=4, top_groups=2),
     ),
-    (
-        "kimi_linear",
-        "KLK",
-        {
-            "tie_embeddings": False,
-            "channel": {"name": "swiglu+moe"},
-            "mixers": {"kda": {"gate_bias": False}, "mla": {"positions": "none", "q_rank": 0}},
-        },
-    ),
-    (
-        "deepseek_v2",
-        "LL",
-        {
-            "mixers": {
-                "mla": {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 16, "rope_mscale_all": 0.9}
-            }
-        },
-    ),
+    ("kimi_linear", "KLK", {"tie_embeddings": False, **experts("swiglu+moe"), "mixers": KIMI}),
+    ("deepseek_v2", "LL", mla(**YARN, rope_mscale_all=0.9)),
 ]
 
 
@@ -150,8 +125,8 @@ def test_a_model_that_a_published_family_computes_is_written_as_one(
 @pytest.mark.parametrize(
     ("family", "pattern", "options", "said"),
     [
-        ("llama", "FF", {"mixers": {"attention": {"output_gate": True}}}, "output_gate"),
-        ("llama", "FF", {"mixers": {"attention": {"window": 5}}}, "window is 5 and would be None"),
+        ("llama", "FF", attention(output_gate=True), "output_gate"),
+        ("llama", "FF", attention(window=5), "window is 5 and would be None"),
         ("qwen3", "FF", {}, "q_norm"),
         ("llama", "SF", {}, "no family has layers SF"),
         ("llama", "FF", {"residual": {"name": "ohc"}}, "mixer_residual"),
@@ -230,8 +205,8 @@ def in_a_process_of_its_own(
     for name, model in models.items():
         write_folder(model, place / name, family="archzoo")
         with torch.no_grad():
-            greedy = torch.stack(list(zoo.generate(model, batch, GREEDY, temperature=0)), 1)
-            found = {"batch": batch, "logits": model(batch)[0].clone(), "greedy": greedy}
+            made = greedy(model, batch, GREEDY)
+            found = {"batch": batch, "logits": model(batch)[0].clone(), "greedy": made}
         safetensors.torch.save_file(found, place / f"wanted-{name}.safetensors")
     folders = [str(place / name) for name in models]
     root = Path(zoo.__file__).resolve().parents[1]
@@ -307,10 +282,6 @@ every_state = pytest.mark.parametrize(
 )
 
 
-def greedy(model: LanguageModel, prompts: Any, number: int) -> torch.Tensor:
-    return torch.stack(list(zoo.generate(model, prompts, number, temperature=0)), 1)
-
-
 @every_state
 def test_rows_padded_on_the_left_are_decoded_as_they_alone_would_be(pair):
     model, theirs = pair
@@ -361,10 +332,7 @@ def test_a_state_is_carried_on_from_one_call_to_the_next(pair):
         ({"position_ids": torch.arange(LATER)[None] % 7}, "position_ids must count from the first token"),
         ({"attention_mask": torch.ones(2, 1, LATER, LATER)}, "attention_mask must be"),
         ({"attention_mask": torch.tensor([1] * 9 + [0] + [1] * 9).expand(2, -1)}, "pad on the left"),
-        (
-            {"attention_mask": torch.tensor([1] * 9 + [0] * 10).expand(2, -1), "use_cache": True},
-            "pad on the left",
-        ),
+        ({"attention_mask": torch.tensor([[1] * 9 + [0] * 10] * 2), "use_cache": True}, "pad on the left"),
         ({"inputs_embeds": torch.zeros(2, LATER, 16)}, "not inputs_embeds"),
         ({"output_hidden_states": True}, "no output_hidden_states"),
     ],
@@ -422,11 +390,8 @@ def test_in_half_precision_norms_decays_and_coefficients_stay_in_fp32(preset, tm
     kept = {name for name, x in theirs.state_dict().items() if x.dtype == torch.float32}
     for name, x in theirs.state_dict().items():
         last = name.rsplit(".", 1)[-1]
-        if (
-            "norm" in name
-            or last in ("A_log", "dt_bias", "alpha", "phi_pre", "turns")
-            or "balance.bias" in name
-        ):
+        single = ("A_log", "dt_bias", "alpha", "phi_pre", "turns")
+        if "norm" in name or last in single or "balance.bias" in name:
             assert name in kept, name
             assert torch.equal(x, model.state_dict()[name.removeprefix("model.")])
         if last == "weight" and x.dim() == 2:

@@ -1,7 +1,5 @@
 """On a GPU every architecture gives the logits and gradients that a CPU gives in fp64."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

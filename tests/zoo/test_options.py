@@ -1,7 +1,5 @@
 """Options that came later: left out of the identity where they do what was done before."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Residual measures against products, decompositions and gradients written out here."""
 
-from __future__ import annotations
-
 import copy
 from unittest import mock
 

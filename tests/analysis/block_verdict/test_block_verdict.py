@@ -1,7 +1,5 @@
 """The page of job=verdict: every sentence from a number, on the side its interval says; no stranger's text as code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

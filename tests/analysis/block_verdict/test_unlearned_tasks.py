@@ -1,7 +1,5 @@
 """A task counts for a verdict on two models where one of them has learned it: 95 % of the answers right."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.pretended_runs import model, pretended

@@ -1,7 +1,5 @@
 """The same runs on two machines: what differs, what changes its rank, and what a report says of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis import across_machines, load_results

@@ -1,7 +1,5 @@
 """What spoils a comparison is told where it does, alone and in one sentence; what does not is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis import load_results

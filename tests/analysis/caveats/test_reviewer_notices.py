@@ -1,7 +1,5 @@
 """Notices that a reviewer would write: runs that ended too early, and losses that context hardly changes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pandas as pd

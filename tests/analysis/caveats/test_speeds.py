@@ -1,7 +1,5 @@
 """Speeds in a report: no share above the peak, and what ran beside the runs that were timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

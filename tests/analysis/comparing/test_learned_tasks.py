@@ -1,7 +1,5 @@
 """When a synthetic task counts as learned: 95 % of the answers right, on average over the seeds of one model."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """Models that are not the same size are marked where they are compared."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis import load_results

@@ -1,7 +1,5 @@
 """Everything that is said of a comparison, for studies in which each branch of it speaks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

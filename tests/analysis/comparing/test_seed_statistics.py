@@ -1,7 +1,5 @@
 """Means, intervals and the comparison against hand computation."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

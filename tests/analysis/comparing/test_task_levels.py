@@ -1,7 +1,5 @@
 """The levels that accuracies of a task are read beside: chance always, others where they tell more."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """Models are compared within a task, by their right answers, with the statistics of every other comparison."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.task_runs import write_task_run

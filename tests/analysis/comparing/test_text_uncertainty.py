@@ -1,7 +1,5 @@
 """What other test documents would change: the record is read, told, exported, and may be damaged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

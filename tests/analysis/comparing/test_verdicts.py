@@ -1,7 +1,5 @@
 """What is called better, a lead, or not shown to differ; and that each condition of a verdict matters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Tables of benches and probed runs to draw."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every listed figure is drawn from real results: the stored quickstart, and runs made up for what it does not vary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

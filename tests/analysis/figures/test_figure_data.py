@@ -1,7 +1,5 @@
 """The figures show the numbers of their tables: read back from the axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures from runs and metrics: what is drawn, against numbers computed here by hand."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Figures of sinks and of how attention spreads show the means of their tables; all name what is missing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.figure_reading import assert_drawn, line

@@ -1,7 +1,5 @@
 """Figures of job=bench: a panel a case, a line a form, gaps where there is no time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Figures of gates, selection and extrapolation show the means of their tables, read back from the axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps of one sentence show what the probes wrote, read back from the images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.probe_tables import HEADS, sentence

@@ -1,7 +1,5 @@
 """Figures of recurrent states and of solvers show the numbers of their tables."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

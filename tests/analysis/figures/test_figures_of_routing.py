@@ -1,7 +1,5 @@
 """What choices say about tokens, against counts and sums made by hand: what is drawn is read back from the axes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

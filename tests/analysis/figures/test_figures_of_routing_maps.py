@@ -1,7 +1,5 @@
 """Routing maps and load balance against choices and loads given by hand: what is drawn is read back from the axes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb

@@ -1,7 +1,5 @@
 """Figures of synthetic tasks: what is drawn is what the runs answered, a panel a task, with the level of chance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Figures, captions and tables of pretended runs and benches, for what published studies do not vary."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Exponents of loss against size: known laws are found, intervals cover, three sizes tell of no floor."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

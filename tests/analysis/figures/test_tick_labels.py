@@ -1,7 +1,5 @@
 """Every axis that is a scale has two numbers at least: one tells nothing of how far apart things are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

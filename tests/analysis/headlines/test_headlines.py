@@ -1,7 +1,5 @@
 """Headlines of papers: verdicts follow from a study's accuracies, and each headline names models that it trains."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which learning rate of a sweep a model is shown with: chosen by means over seeds of lowest validation losses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Whatever is wrong with one run folder or file is a reported problem, and the other runs are loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

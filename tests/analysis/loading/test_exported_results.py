@@ -1,7 +1,5 @@
 """Results that were exported as parquet are read back as if the runs were there."""
 
-from __future__ import annotations
-
 import shutil
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Folders of results that a stranger made: what they point at is neither read nor written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

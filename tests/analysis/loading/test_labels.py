@@ -1,7 +1,5 @@
 """Labels of models leave out what all of them share."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """load_results: documented columns, every kind of folder, errors for people."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Summary rows and bucket rows of a measure are told apart, and columns explain themselves."""
 
-from __future__ import annotations
-
 import pandas as pd
 from support.probe_tables import measure, write_table
 

@@ -1,7 +1,5 @@
 """Figures of the probes name the step whose weights they show, and mixed steps are told."""
 
-from __future__ import annotations
-
 import pytest
 from support.probe_tables import measure, write_table
 

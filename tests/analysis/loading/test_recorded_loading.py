@@ -1,7 +1,5 @@
 """Run folders of every state, sound, unfinished, damaged and foreign: rows, tables, problems and advice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs of synthetic tasks are loaded with their task, their answers and their state, and exported again."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from support.pretended_runs import model, pretended

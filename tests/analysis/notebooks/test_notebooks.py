@@ -1,7 +1,5 @@
 """Every notebook runs top to bottom, from any working directory, on small stored results."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

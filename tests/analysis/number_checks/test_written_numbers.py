@@ -1,7 +1,5 @@
 """Numbers in a text against the tables that they name: the pages hold, and what does not hold is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

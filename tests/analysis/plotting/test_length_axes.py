@@ -5,7 +5,15 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import byte_axis, length_axis, plain_log_ticks
+from analysis.plotting.axes import (
+    byte_axis,
+    deepest,
+    drawn_depths,
+    layer_axis,
+    left_out_text,
+    length_axis,
+    plain_log_ticks,
+)
 from analysis.plotting.style import PALETTE, choice_colors, choice_legend
 
 
@@ -95,3 +103,27 @@ def test_the_legend_names_each_choice_that_has_a_colour_of_its_own(choices: int)
     named = [f"expert {100 + n}" for n in range(own)]
     assert [patch.get_label() for patch in legend] == named + ["others"] * (own < choices)
     assert [to_hex(patch.get_facecolor()) for patch in legend] == list(PALETTE[: len(legend)])
+
+
+@pytest.mark.parametrize("places", [[0], [0, 0.5], [0, 1], [0, 0.5, 1, 1.5], list(range(4)), list(range(48))])
+def test_layers_are_ticked_at_whole_numbers_also_where_there_is_one(places: list[float]):
+    axes = Figure().subplots()
+    axes.plot(places, places)
+    layer_axis(axes)
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert ticks == [round(tick) for tick in ticks]
+    assert len(ticks) <= 8
+    assert axes.get_xlabel() == "layer (from 0)"
+
+
+def test_each_series_has_its_own_deepest_model():
+    rows = pd.DataFrame({"series": ["add", "add", "ohc"], "depth": [4, 24, 12]})
+    assert deepest(rows).values.tolist() == [["add", 24], ["ohc", 12]]
+
+
+def test_of_many_depths_the_first_the_middle_and_the_last_have_room():
+    few, many = (pd.DataFrame({"depth": depths}) for depths in ([24, 4, 12], [24, 4, 12, 8, 16]))
+    assert (drawn_depths(few), left_out_text(few)) == ([4, 12, 24], "")
+    assert (drawn_depths(many), left_out_text(many)) == ([4, 12, 24], "Not drawn: 8, 16 layers. ")

@@ -1,7 +1,5 @@
 """Models that light up in every figure of a page: marks in the SVGs, and the SVGs as parts of the page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Published results: small files that know no machine, tell where they come from, and read back as their runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """A stranger's results say where they belong; they are published below the published studies, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a publication writes, file by file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables of a small report in every format, and figures of published studies that pretended runs cannot have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

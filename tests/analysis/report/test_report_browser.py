@@ -1,7 +1,5 @@
 """The page in a real browser, where there is one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

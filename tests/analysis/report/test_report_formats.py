@@ -1,7 +1,5 @@
 """The report as Markdown and LaTeX, its sections, the runs behind figures, and what the models wrote."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html.parser import HTMLParser

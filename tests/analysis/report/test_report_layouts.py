@@ -1,7 +1,5 @@
 """The report's tables of named layouts have the columns and the order of the HyperGraph report."""
 
-from __future__ import annotations
-
 import pytest
 from support.probe_tables import measure, write_table
 from support.residual_tables import ROUTERS

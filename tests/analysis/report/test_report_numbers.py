@@ -1,7 +1,5 @@
 """The comparison and the tables behind figures, value by value, from the numbers that the runs were written with."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a study of synthetic tasks: models x tasks, sentences by task, nothing that is of text alone."""
 
-from __future__ import annotations
-
 import pytest
 from support.task_runs import write_study, write_task_run
 

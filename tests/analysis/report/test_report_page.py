@@ -1,7 +1,5 @@
 """The page: self-contained, complete, and honest about what is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Every cell of the report's two tables says what its heading says: the frame's numbers are all different here."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

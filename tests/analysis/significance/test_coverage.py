@@ -1,7 +1,5 @@
 """Intervals, ties and verdicts by simulation: studies whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Numbers of the statistics for fixed samples: intervals, tests, ranks, seeds needed, power laws, correlations."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Distributions against printed tables, tests and ranks by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

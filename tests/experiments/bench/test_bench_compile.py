@@ -1,7 +1,5 @@
 """suite=compile: kernels of every case become machine code without a GPU, a row each."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

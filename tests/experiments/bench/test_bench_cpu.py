@@ -1,7 +1,5 @@
 """suite=cpu: its four parts, and what they say about memory at 16,384 tokens."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """suite=inference, at sizes that a CPU reads and decodes in milliseconds."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """suite=kernels: every case is a call that works, is counted without arithmetic, and is measured once."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from unittest import mock

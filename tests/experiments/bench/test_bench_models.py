@@ -1,7 +1,5 @@
 """suite=models and suite=recompute, at sizes that a CPU steps through in milliseconds."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path

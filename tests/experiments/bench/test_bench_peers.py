@@ -1,7 +1,5 @@
 """What peers are called with: pretended libraries write it down, PyTorch's own attention is compared with ours."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """What benchmarks compare with what: ratios and their summaries, with times given instead of taken."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from types import SimpleNamespace

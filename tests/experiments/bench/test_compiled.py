@@ -1,7 +1,5 @@
 """A GPU that is not there, launches that are compiled for it, and what is counted of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The counted work of every benchmark case; attention's backends are timed by their own passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A suite by its name: its table is written, failures are told, and a resumable one says whether it is finished."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from types import SimpleNamespace

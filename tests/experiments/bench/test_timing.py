@@ -1,7 +1,5 @@
 """What a measured time is of, on a GPU that is only pretended, and how many rounds there are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers of claims that are counts, made again; intervals by hand."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Claims about times, with pretended ones: which is over which; and measurements that see what they deny."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """job=compare: settings selected on the validation split alone, confirmed with seeds that selected nothing."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """job=compare on several tasks, each a comparison of its own; recipes of tasks, and the experiment of all of them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

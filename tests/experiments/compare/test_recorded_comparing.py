@@ -1,7 +1,5 @@
 """Grids at the end of the numbers, and scores beyond the trained length."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """compare.selection_seeds: the two best settings of a model are trained with more seeds before one is chosen."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits stand beside the keys: every one is refused just outside, by name, and taken just inside."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

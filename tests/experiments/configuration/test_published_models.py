@@ -1,7 +1,5 @@
 """Published models as configurations: their parameters to the unit, and their vocabularies."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Every choice of conf/ as it is composed, every default, and settings that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Learning rates out of a published study: optim.lr_study."""
 
-from __future__ import annotations
-
 import pytest
 from support.program import Lab
 

@@ -1,7 +1,5 @@
 """Options of blocks that no model of a command uses are named in a line, and change nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from support.program import Lab
 

@@ -1,7 +1,5 @@
 """Bytes a device: counted without memory, against what the allocator gave out in a small training; the 8B model."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

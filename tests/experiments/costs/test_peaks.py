@@ -1,7 +1,5 @@
 """The peak that MFU is a share of: measured once per machine, never believed where a run was faster."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """data=hf: a folder or a name of the package datasets, streamed into the cache up to data.max_tokens."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 

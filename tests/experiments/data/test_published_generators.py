@@ -1,7 +1,5 @@
 """Our tasks against what the papers' own generators make of their seeds."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What models are trained on, as numbers: sequences of tasks, tokens, batches, windows, hashes; texts by hand."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """What copying from a fixed spot gets right: against the slow control, where the answer is a copy, and of tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every task's answers against a slow reading of its rule from the tokens alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

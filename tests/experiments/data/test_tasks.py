@@ -1,7 +1,5 @@
 """What every task keeps to: sequences are functions of their numbers, held-out ones never trained on, no leaks."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 

@@ -1,7 +1,5 @@
 """What a memory of training gets right: against the slow control, by hand, and of tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

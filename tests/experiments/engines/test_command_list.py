@@ -1,7 +1,5 @@
 """sweep.engine=list: a file with a command a cell, and the records that the commands train from."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -1,7 +1,5 @@
 """sweep.engine=list as a job array of a real Slurm: the page's own line, and a cell that is told to make room."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

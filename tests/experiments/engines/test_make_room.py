@@ -1,7 +1,5 @@
 """A cell that is told to make room: within a step, or where none will end, while it is scored or waits for its run."""
 
-from __future__ import annotations
-
 import os
 import signal
 

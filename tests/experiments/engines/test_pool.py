@@ -1,7 +1,5 @@
 """Cells in processes of this machine: what they say of themselves, how they end, and how they are ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Processes that end with the one that started them, however early that ends, and that say how they ended."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The task that trains a cell on a node of Ray's, with a pretended process that starts cells; Ray is not needed."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ SUPERVISOR = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
 
 
 class _Worker:
-    started: list[_Worker]
+    started: list["_Worker"]
 
     def __init__(self, threads: int) -> None:
         self.threads, self.alive = threads, True

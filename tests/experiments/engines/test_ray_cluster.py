@@ -1,7 +1,5 @@
 """sweep.engine=ray on two nodes of this machine: twelve cells, a worker killed, a node removed, the sweep killed."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

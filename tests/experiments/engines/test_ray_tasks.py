@@ -1,7 +1,5 @@
 """What `sweep.engine=ray` asks of a cluster, and what it says of cells, with a pretended one; Ray is not needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import sys

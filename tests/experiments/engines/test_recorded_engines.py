@@ -1,7 +1,5 @@
 """What engines ask of Slurm and say of cells; records of cells and lists of commands."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

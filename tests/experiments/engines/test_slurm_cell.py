@@ -1,7 +1,5 @@
 """How the job of a cell ends, with a pretended submitit; Slurm is not needed."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

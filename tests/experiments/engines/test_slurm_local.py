@@ -1,7 +1,5 @@
 """sweep.engine=slurm by submitit's local executor: jobs that are killed, told to make room, and left by their sweep."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """sweep.engine=slurm on a real Slurm of this machine: twelve cells, some disturbed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

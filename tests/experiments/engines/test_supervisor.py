@@ -3,8 +3,6 @@
 Tasks are stand-ins here; real ones are in test_ray_cluster.py.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text of tokens that arrive one at a time: whole characters, and an end before a stop text."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where prompts come from, and what is said of those that are none."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from types import SimpleNamespace

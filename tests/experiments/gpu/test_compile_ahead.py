@@ -1,7 +1,5 @@
 """Compiling for a GPU on a machine without one: what is refused, and that Triton's cache is filled and found again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

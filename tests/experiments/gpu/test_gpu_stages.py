@@ -1,7 +1,5 @@
 """The stages of job=gpu, rehearsed small on this machine: what a GPU would run is at least known to run."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What each stage of job=gpu runs, within which time, and when it counts as finished."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """job=export: a finished run becomes a folder that transformers loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

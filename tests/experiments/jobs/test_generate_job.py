@@ -1,7 +1,5 @@
 """job=generate with several prompts: each as if alone, stops, the file of results, both speeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

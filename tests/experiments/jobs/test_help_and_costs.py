@@ -1,7 +1,5 @@
 """What --help says, and what job=cost prints: units, what is counted, and bounded work."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """job=import: a published model becomes a run folder that the jobs for runs take."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The jobs that look at models and results: list, cost, generate, report; and what a summary holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """job=lm_eval: what the lm-evaluation-harness asks of a model is what the model computes; local tasks, offline."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

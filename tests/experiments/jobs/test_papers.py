@@ -1,7 +1,5 @@
 """job=papers: headlines that compose and build, models with options of their own, costs before anything is trained."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 

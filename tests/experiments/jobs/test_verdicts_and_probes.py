@@ -1,7 +1,5 @@
 """A verdict's models and probes, workers of probes, threads, models from before an option, parts of the list."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from concurrent.futures import Future

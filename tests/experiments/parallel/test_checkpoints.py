@@ -1,7 +1,5 @@
 """Checkpoints of any number of processes are gone on from by any other number, with the same state."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

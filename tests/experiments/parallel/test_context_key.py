@@ -1,7 +1,5 @@
 """trainer.context: a run whose sequences lie on several devices learns what one process learns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Two addends commute, so that FSDP2 is equal bit for bit for two processes with a
 order of micro-batches, for any number. Where a process has several, it adds its own first: equal to rounding.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which process holds which micro-batches and sequences, where it computes, and in which order losses count."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

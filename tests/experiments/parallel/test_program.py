@@ -1,7 +1,5 @@
 """The program on several devices: the same rows, weights and folder as on one; kills, failures and refusals."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

@@ -1,7 +1,5 @@
 """Scores of windows whose tokens lie on several processes: those of whole windows, each computed by all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Which numbers a process holds whole where a sharded model (FSDP2) is trained, and which in parts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

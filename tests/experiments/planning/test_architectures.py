@@ -1,7 +1,5 @@
 """The presets as people use them: matched, named, costed, sampled from."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from support.program import Lab

@@ -1,7 +1,5 @@
 """A backend that serves nothing here is refused by every job that makes or loads a model, in a line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

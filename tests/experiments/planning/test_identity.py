@@ -1,7 +1,5 @@
 """A run keeps its name: what was published is found again, and no option slips into the identity unseen."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Settings that name no run: no sweep over them loses a value in silence, and no complete run passes for another."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """What a configuration becomes before anything runs: its cells, its identity, its name."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Every published study can be traced: to its question, its commands, its code, and to the runs by their names."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

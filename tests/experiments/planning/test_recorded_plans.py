@@ -1,7 +1,5 @@
 """Identities and names of runs over a table of changes, and every refusal of a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

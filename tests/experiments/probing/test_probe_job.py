@@ -1,7 +1,5 @@
 """job=probe: which runs it takes, what it writes, what it leaves alone, how it fails."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of probes, number by number: against loops over a model that shows what a test knows."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Damaged files, one by one: a run goes on as if undisturbed, or a line names the file; nothing is wrong in silence."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

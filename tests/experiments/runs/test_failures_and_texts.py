@@ -1,7 +1,5 @@
 """Failures that cannot be recorded, and texts that have moved."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run folders that a stranger made, or that something damaged: they decide no place that is written to."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """job=evaluate on text that a run was not trained on, cut by the run's own tokenizer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores with a carried state: every token once, as one forward pass over all that comes before it would score it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Scores by document add up to those of the split, and belong to the documents they are said to."""
 
-from __future__ import annotations
-
 import csv
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Scores against a computation by hand: one token after the other, each with exactly the context it may have."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores of models whose weights are a formula: windows, packed documents, carried states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

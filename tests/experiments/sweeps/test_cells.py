@@ -1,7 +1,5 @@
 """Cells of vanished nodes, texts that are prepared once, threads of the measured peak."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """How a sweep tells what became of a cell whose worker ended."""
 
-from __future__ import annotations
-
 import functools
 import os
 from types import SimpleNamespace

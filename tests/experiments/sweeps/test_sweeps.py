@@ -1,7 +1,5 @@
 """Sweeps that are killed, that lose a worker, that run twice at once, or that somebody stops."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whether a tree has changes that its commit does not hold."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

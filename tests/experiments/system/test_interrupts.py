@@ -1,7 +1,5 @@
 """Ctrl-C while modules are loading, and while worker processes are: one line, from nobody but the command itself."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

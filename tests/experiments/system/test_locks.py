@@ -1,7 +1,5 @@
 """Locks between processes: who waits is told, and a killed holder frees them."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the processes of a run tell whoever started them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

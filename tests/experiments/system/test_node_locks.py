@@ -1,7 +1,5 @@
 """Locks between machines: claims with a heartbeat, where the system's locks may not reach."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Who sends a signal decides what it means: a job's manager tells a process to make room, its starter ends it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

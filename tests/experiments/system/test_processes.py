@@ -1,7 +1,5 @@
 """Processes that have ended, versions, and processes that end with their parent."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """What happens at the end of a step, with a clock, a trainer and a task of our own: rows, validation, time limit."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -15,14 +13,15 @@ from experiments.configuration.schema import Config
 from experiments.costs import model_costs
 from experiments.costs.model_costs import Utilisation
 from experiments.data import Split
-from experiments.probing import probe_run
+from experiments.probing import held_out, probe_run
 from experiments.runs import MetricLog, read_metrics
 from experiments.system import signals
-from experiments.training import callbacks, probe_training
+from experiments.training import callbacks
 from experiments.training.train import make_loggers
 from zoo import LanguageModel, ModelConfig
 
 CPU = torch.device("cpu")
+TEXT = Split(np.arange(400, dtype=np.uint16), 1, 1, 1)
 
 
 class Clock:
@@ -40,9 +39,16 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (callbacks, callbacks):
-        monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(callbacks, "time", made)
     return made
+
+
+@pytest.fixture
+def saved(monkeypatch) -> list[int]:
+    """The steps whose checkpoints are saved."""
+    steps: list[int] = []
+    monkeypatch.setattr(callbacks, "save_checkpoint", lambda trainer, _: steps.append(trainer.global_step))
+    return steps
 
 
 def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
@@ -51,6 +57,11 @@ def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
     found = {"global_step": step, "max_steps": last, "optimizers": [optimizer], "loggers": []}
     found |= {"accumulate_grad_batches": 2, "should_stop": False, "precision": "32-true"}
     return SimpleNamespace(**{**found, **more})
+
+
+def rows_in(path: Path) -> callbacks.MetricRows:
+    """A row every four steps of 100 tokens."""
+    return callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
 
 
 def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
@@ -93,12 +104,10 @@ def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_
     tmp_path: Path, clock: Clock
 ):
     path = tmp_path / "metrics.csv"
-    norms = iter(
-        [1.0, 9.0, 2.0, 3.0, 4.0, 7.0, 5.0, 1.0]
-    )  # a step each; rows after the fourth and the eighth
+    norms = iter([1.0, 9.0, 2.0, 3.0, 4.0, 7.0, 5.0, 1.0])  # a step each; rows after the fourth and eighth
 
     def attempt(steps: range, state: dict[str, object] | None) -> dict[str, object]:
-        rows = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+        rows = rows_in(path)
         if state:
             rows.load_state_dict(state)
         at = trainer(step=steps.start)
@@ -144,14 +153,14 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     tmp_path: Path, clock: Clock
 ):
     at, path = trainer(), tmp_path / "metrics.csv"
-    first = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+    first = rows_in(path)
     first.on_train_start(at, None)
     for i in range(4):
         clock.now += 1
         micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
     state = first.state_dict()
     clock.now += 500
-    second = callbacks.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+    second = rows_in(path)
     second.load_state_dict(state)
     second.on_train_start(at, None)
     for i in range(4, 8):
@@ -182,11 +191,7 @@ def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
-def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
-    saved = []
-    monkeypatch.setattr(
-        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
-    )
+def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, saved, minutes: float, seconds: int):
     limit = callbacks.Pause(minutes, None, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
@@ -198,11 +203,7 @@ def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, m
     assert saved == [4]
 
 
-def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(
-        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
-    )
+def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, saved):
     pause = callbacks.Pause(None, 4, tmp_path)
     pause.after_step(trainer(3), None)
     assert saved == []
@@ -211,11 +212,7 @@ def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatc
     assert saved == [4]
 
 
-def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: Path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(
-        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
-    )
+def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: Path, saved, monkeypatch):
     monkeypatch.setattr(signals, "_received", [])
     pause, before = callbacks.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
     try:
@@ -231,11 +228,7 @@ def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: 
     assert saved == [4]
 
 
-def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
-    saved = []
-    monkeypatch.setattr(
-        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
-    )
+def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, saved):
     callback = callbacks.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
     for step in range(1, 9):
         callback.after_step(trainer(step, 8), None)
@@ -320,9 +313,7 @@ def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     place = 0, "mixer", "attention", None, "", None, None
     rows = [(step, *place, "size", 1.0, 2, "validation") for step in (3, 6, 9)]
     probe_run.write(tmp_path, probe_run.TRAINING, rows)
-    callback = probe_training.ProbeTraining(
-        Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path
-    )
+    callback = callbacks.ProbeTraining(Config(), TEXT, None, tmp_path)
     callback.on_train_start(trainer(6), None)
     assert callback.rows == probe_run.read(tmp_path, probe_run.TRAINING) == rows[:2]
 
@@ -332,13 +323,12 @@ def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_s
 ):
     """The state that a run ended in belongs to its curve, whether its steps were done or its patience."""
     row = (0, "mixer", "attention", None, "", None, None, "size", 1.0, 2)
-    monkeypatch.setattr(probe_training, "probe_windows", lambda *_: [row])
+    monkeypatch.setattr(held_out, "probe_windows", lambda *_: [row])
     config, task = Config(), SimpleNamespace(model=None)
     config.trainer.probe_every = 20
 
     def probed(*steps: int, stop: int | None = None) -> list[int]:
-        split = Split(np.arange(400, dtype=np.uint16), 1, 1, 1)
-        callback = probe_training.ProbeTraining(config, split, SimpleNamespace(paused=0.0), tmp_path)
+        callback = callbacks.ProbeTraining(config, TEXT, SimpleNamespace(paused=0.0), tmp_path)
         for step in steps:
             callback.after_step(trainer(step, 50, should_stop=step == stop), task)
         return [found[0] for found in probe_run.read(tmp_path, probe_run.TRAINING)]
@@ -369,11 +359,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_leftovers_go(tmp_p
     ]
 
 
-def test_any_process_that_is_told_to_make_room_pauses_all(tmp_path: Path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(
-        callbacks, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
-    )
+def test_any_process_that_is_told_to_make_room_pauses_all(tmp_path: Path, saved, monkeypatch):
     monkeypatch.setattr(callbacks.group, "from_all", lambda own: [own, signal.SIGUSR2])
     monkeypatch.setattr(signals, "_received", [])
     with pytest.raises(callbacks.Paused, match="SIGUSR2"):

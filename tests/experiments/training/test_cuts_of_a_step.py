@@ -4,8 +4,6 @@ Of every task, and of every block with an auxiliary loss, on one stream and on p
 differ by the order of sums of fp32 alone, about 1e-7 of them; means of micro-batches' means differ by per cents.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

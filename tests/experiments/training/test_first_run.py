@@ -1,7 +1,5 @@
 """The first run on a machine is the run that every later one is: with compiled kernels nowhere and in the cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run that is killed at any moment and started again ends as one that was not, bit for bit, probed or not."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """trainer.loggers: other programs get metric rows, the configuration and the summary's figures."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.machinery import ModuleSpec

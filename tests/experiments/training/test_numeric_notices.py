@@ -1,7 +1,5 @@
 """A run whose model's numbers a measure finds wrong says so at its end, and again when it is probed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

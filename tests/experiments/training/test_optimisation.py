@@ -1,7 +1,5 @@
 """The recipe: what decays, the learning rate, clipping, accumulation, early stopping."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Probing while training writes the measures of every so many steps, and changes nothing of the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,8 @@ from support.program import Lab, assert_same_run
 import zoo
 from experiments import data
 from experiments.probing import probe_run
-from experiments.training.callbacks import Validation
-from experiments.training.probe_training import ProbeTraining
-from zoo.probes import Measure
+from experiments.training.callbacks import ProbeTraining, Validation
+from zoo.probes import Measure, Row
 from zoo.probes.measure import row
 
 pytestmark = pytest.mark.slow
@@ -28,12 +25,8 @@ class Greedy(Measure):
 
     def update(self, event):
         torch.rand(3)
-        yield row(
-            event,
-            "size",
-            event.values["streams"].detach().abs().mean(),
-            count=event.values["streams"].shape[0],
-        )
+        streams = event.values["streams"].detach()
+        yield row(event, "size", streams.abs().mean(), count=len(streams))
 
     def finish(self, model, loss):
         gradient = torch.autograd.grad(loss, model.embedding.weight, retain_graph=True)[0]
@@ -42,18 +35,12 @@ class Greedy(Measure):
 
 
 def row_of_model(name, value):
-    from zoo.probes import Row
-
     return Row(None, "", "", None, "", None, None, name, float(value), 1)
 
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
     monkeypatch.setattr("zoo.probes.measure._MEASURES", {"greedy": Greedy})
-
-
-def lab_in(place: Path, like: Lab) -> Lab:
-    return Lab(place, like.text, like.cache)
 
 
 def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
@@ -84,11 +71,18 @@ def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
 
 
 def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, finished: Lab, monkeypatch):
-    whole = lab_in(tmp_path / "whole", lab)
+    whole = Lab(tmp_path / "whole", lab.text, lab.cache)
     every = [*EVERY, "trainer.probe_every=5"]
     assert whole.here(*every).status == 0
+    probe = ProbeTraining.after_step
+
+    def killed_after_15(self, trainer, task):
+        probe(self, trainer, task)
+        if trainer.global_step == 15:
+            raise RuntimeError("as if it were killed here")
+
     with monkeypatch.context() as patch:
-        patch.setattr(ProbeTraining, "after_step", stopping_after(15))
+        patch.setattr(ProbeTraining, "after_step", killed_after_15)
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
     stopped = probe_run.read(folder, "training")
@@ -123,14 +117,3 @@ def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
     assert outcome.status == 0, outcome.err
     assert f"warning: cannot read {path}" in outcome.out
     assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
-
-
-def stopping_after(last: int):
-    original = ProbeTraining.after_step
-
-    def after_step(self, trainer, task):
-        original(self, trainer, task)
-        if trainer.global_step == last:
-            raise RuntimeError("as if it were killed here")
-
-    return after_step

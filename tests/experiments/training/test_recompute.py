@@ -1,7 +1,5 @@
 """Recomputing: the same losses and gradients bit for bit, in less memory; kept out of a run's identity."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import weakref

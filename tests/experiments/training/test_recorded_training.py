@@ -1,7 +1,5 @@
 """What a run writes, from weights of a formula; how its processes start, speak and end."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

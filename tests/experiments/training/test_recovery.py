@@ -1,7 +1,5 @@
 """What happens after something went wrong: damaged checkpoints, a full disk, NaN, a pause."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a run's seed decides: the weights that training starts from and the batches that it sees."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """start.weights: a run goes on from the weights of another, as it was or as OrthGSA, and learns in stages."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training steps by Lightning against a loop by hand: losses, noise, clipping, AdamW, schedule, accumulation."""
 
-from __future__ import annotations
-
 import math
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Which weights a run keeps beside its best, and probing all runs of a study at one step."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """job=verdict: which models, contracts run as tests, tables measured once, blocks that break a contract condemned."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
