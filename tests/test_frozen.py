@@ -3,7 +3,7 @@
 Other parts are pinned elsewhere: names of published runs in tests/experiments/planning/test_published.py (that of
 verdict_ema in test_documented_blocks.py), keys of identities in tests/support/identity_keys.json, keys and defaults of
 the configuration in tests/experiments/configuration/recorded/defaults.txt, costs at the reference size in
-tests/experiments/jobs/test_documented_costs.py, names of kernels in tests/kernels/triton_common/test_tuning.py.
+tests/experiments/jobs/test_help_and_costs.py, names of kernels in tests/kernels/triton_common/test_tuning.py.
 """
 
 import importlib

@@ -51,7 +51,7 @@ def least_of_the_growing_k() -> float:
 
 
 def costs(model: str, column: int) -> float:
-    """A number of the table of architectures, which is derived from the models (test_documented_costs)."""
+    """A number of the table of architectures, which is derived from the models (test_help_and_costs)."""
     (row,) = [line.split("|") for line in COSTS.splitlines() if line.startswith(f"| `{model}` |")]
     return float(row[column].split()[0].replace(",", ""))
 

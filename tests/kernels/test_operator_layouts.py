@@ -1,4 +1,4 @@
-"""Operators return the shapes, dtypes and strides that compilers were told: a wrong stride ends a compiled run."""
+"""Operators return what compilers were told, and every operation is one graph."""
 
 import dataclasses
 import importlib
@@ -6,9 +6,12 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from support import operation_cases
+from support import operation_cases as cases
 from support.kernel_cases import normal
+from support.operation_cases import Call, run
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -109,3 +112,14 @@ def test_sparse_attention_keeps_what_it_promises_to_pytorch():
     q, k, v = (normal(1, 12, heads, width).requires_grad_() for heads, width in ((4, 8), (2, 8), (2, 6)))
     indices = torch.arange(3, dtype=torch.int32).expand(1, 12, 3).contiguous()
     torch.library.opcheck(sparse_attention_op, (q, k, v, indices, 0.3))
+
+
+FIRST = {(call.operation, "cu_seqlens" in call.options): call for call in reversed(cases.calls())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", FIRST.values(), ids=lambda call: call.title)
+def test_an_operation_is_one_graph(call: Call):
+    compiled = torch.compile(call.operation, fullgraph=True, backend="aot_eager")
+    found, wanted = run(dataclasses.replace(call, operation=compiled), None), run(call, None)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)

@@ -1,4 +1,4 @@
-"""What a model costs, against closed forms and against the counter on a model that runs."""
+"""What a model costs, in a pass and for a token of a fixed state, against closed forms and a counter."""
 
 import dataclasses
 from collections.abc import Collection
@@ -178,3 +178,11 @@ def test_what_no_formula_counts_is_little_in_every_block(values):
         model(batch, Context.of(batch))
     assert 0 < rest.flops < 0.01 * length * sum(counted.values())
     assert not rest.closed, "nobody sees what these operators do; give them a formula"
+
+
+@pytest.mark.parametrize("letter", ["C", "K", "M", "O"])
+def test_neither_state_nor_work_grows(letter):
+    model = on_meta(ModelConfig(pattern=letter), vocab_size=32, seq_len=1024)
+    assert 0 < cost.state_bytes(model, 1024) == cost.state_bytes(model, 131_072)
+    forward = [cost.flops_per_token(model, length) for length in (1024, 4096)]
+    assert abs(forward[1] / forward[0] - 1) < 0.01

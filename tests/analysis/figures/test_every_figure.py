@@ -1,11 +1,12 @@
-"""Every listed figure is drawn from real results: the stored quickstart, and runs made up for what it does not vary."""
+"""Every listed figure is drawn from real results; a file that cannot be imported takes only its own figures away."""
 
+import logging
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis import load_results
+from analysis import figures, load_results
 from analysis.gallery import draw_figures, listed
 from experiments.configuration.compose import presets_to_compare
 
@@ -43,3 +44,21 @@ def test_stored_runs_support_the_rest(tmp_path, write_run, layout_changes, laten
         bench.rename(tmp_path / "exp" / bench.name)
     benches = {"inference", "inference_batch_8"}
     assert drawn(load_results(tmp_path / "exp"), tmp_path / "figures") >= NOT_IN_A_QUICKSTART | benches
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\ndef f(:\n", "analysis/figures/half_written.py: SyntaxError: invalid syntax (half_written.py, line 2)"),
+        ("\nFIGURES = [Entry()]\n", "analysis/figures/half_written.py, line 2: NameError: name 'Entry' is not defined"),
+    ],
+)  # fmt: skip
+def test_a_half_written_figure_is_named_and_left_out(tmp_path, monkeypatch, caplog, source, said):
+    before = listed()
+    folder = tmp_path / "analysis" / "figures"
+    folder.mkdir(parents=True)
+    (folder / "half_written.py").write_text(source)
+    monkeypatch.setattr(figures, "__path__", [*figures.__path__, str(folder)])
+    with caplog.at_level(logging.WARNING):
+        assert listed() == before
+    assert caplog.messages == [f"left out: {said}"]

@@ -1,13 +1,14 @@
-"""Figures of gates, selection and extrapolation show the means of their tables, read back from the axes."""
+"""Figures of gates, selection, extrapolation and maps show their tables, read back from the axes and images."""
 
 import math
 
 import numpy as np
+import pytest
 from support.figure_reading import assert_drawn, line, mean_of_means, rows_of
-from support.probe_tables import HEADS, doubling, measure, write_table
+from support.probe_tables import HEADS, doubling, measure, sentence, write_table
 
 from analysis import load_results
-from analysis.figures import extrapolation, gates, selection
+from analysis.figures import extrapolation, gates, recurrence, selected_maps, selection, sink_maps, solver
 
 
 def test_gates_draw_means_and_closed_shares_by_layer(probed):
@@ -83,3 +84,130 @@ def test_extrapolation_compares_with_the_loss_at_the_trained_length(tmp_path, wr
     assert "transformer +2.900." in text
     assert "trained on 128 tokens, scored on up to 512 (4×)" in text
     assert "last bucket (256 to 512)" in text
+
+
+@pytest.mark.slow
+def test_sink_maps_show_the_head_with_the_largest_sink_on_a_log_scale(probed):
+    table = sink_maps.table(probed)
+    figure = sink_maps.draw(table)
+    maps = probed.table("maps")
+    mine = maps[(maps["kind"] == "attention") & (maps["label"] == "transformer") & (maps["seed"] == 0)]
+    length = len(sentence())
+    for axes, layer in zip(figure.axes[3:6], (0, 2, 3), strict=True):
+        dense = np.zeros((HEADS, length, length))
+        for row in mine[mine["layer"] == layer].itertuples():
+            dense[row.head, row.query, row.key] = row.weight
+        head = int(dense[:, 1:, 0].sum(1).argmax())
+        assert axes.get_title(loc="left") == f"layer {layer}, head {head}"
+        (image,) = axes.get_images()
+        shown = image.get_array()
+        visible = np.tril(np.ones((length, length), bool))
+        np.testing.assert_allclose(shown[visible], np.maximum(dense[head], 1e-3)[visible])
+        assert np.isnan(np.ma.filled(shown, np.nan)[~visible]).all()
+        assert (image.norm.vmin, image.norm.vmax, type(image.norm).__name__) == (1e-3, 1.0, "LogNorm")
+    assert [text.get_text() for text in figure.axes[3].get_xticklabels()][:4] == ["The", "brown", "=", "over"]
+    assert figure.axes[3].get_ylabel() == "transformer\nquery (token)"
+    assert figure.axes[-1].get_xlabel().startswith("weight")
+    said = sink_maps.caption(table)
+    assert "Seed 0. Trained on pydocs." in said
+    assert f"The first {length} tokens of one held-out sentence, all models" in said
+    said = sink_maps.caption(table.assign(given="The quick\nbrown fox"))
+    assert f"The first {length} tokens of the sentence “The quick brown fox”, all models" in said
+
+
+def test_mean_maps_average_heads_and_count_what_is_left_out_as_nothing(probed):
+    table = sink_maps.table(probed, heads="mean")
+    maps = probed.table("maps")
+    at = (
+        (maps["kind"] == "attention")
+        & (maps["label"] == "orthgsa")
+        & (maps["seed"] == 0)
+        & (maps["layer"] == 3)
+    )
+    shown = sink_maps.draw(table, heads="mean").axes[2].get_images()[0].get_array()
+    for query, key in ((20, 3), (20, 20), (5, 0)):
+        cell = maps[at & (maps["query"] == query) & (maps["key"] == key)]
+        assert shown[query, key] == pytest.approx(max(1e-3, cell["weight"].sum() / HEADS))
+    with pytest.raises(ValueError, match="sink or mean"):
+        sink_maps.table(probed, heads="all")
+
+
+def test_selected_maps_show_the_share_of_heads(probed):
+    table = selected_maps.table(probed)
+    assert set(table["label"]) == {"orthgsa"}
+    shown = selected_maps.draw(table).axes[2].get_images()[0].get_array()
+    keep = 6 + 3
+    for query in range(len(sentence())):
+        for key in range(query + 1):
+            heads = sum(query - key < keep or key == head for head in range(HEADS))
+            assert shown[query, key] == pytest.approx(heads / HEADS), (query, key)
+    pairs = sum(
+        min(query + 1, 6 + layer) + (query >= 6 + layer) * min(1, (query - 6 - layer + 1) / HEADS)
+        for layer in (0, 2, 3)
+        for query in range(len(sentence()))
+    )
+    assert f"orthgsa {pairs / 3 / len(sentence()):.1f}." in selected_maps.caption(table)
+
+
+def test_states_by_tokens_seen_and_half_lives_by_layer(tmp_path, write_run):
+    run = write_run(tmp_path / "exp", "kda")
+    rows, lives = [], {(0, 0): 4.0, (0, 1): 8.0, (1, 0): 16.0, (1, 1): math.inf}
+    for (layer, head), life in lives.items():
+        at = {"layer": layer, "head": head}
+        for end in (16, 32):
+            bucket = {"axis": "position", "start": 0, "end": end, **at}
+            rows.append(measure("state_norm", end + 2 * layer + head, **bucket))
+            rows.append(measure("state_rank", end / 4, **bucket))
+        for quantile, factor in ((0.1, 0.5), (0.5, 1), (0.9, 2)):
+            rows.append(measure("decay_half_life", factor * life, axis="quantile", end=quantile, **at))
+    write_table(run, "measures", rows)
+    table = recurrence.table(load_results(tmp_path / "exp"))
+    norm, rank, half_life = recurrence.draw(table).axes
+    assert list(line(norm, "kda").get_ydata()) == [(0 + 1 + 2 + 3) / 4 + end for end in (16, 32)]
+    assert list(line(rank, "kda").get_ydata()) == [4, 8]
+    assert list(line(rank, "kda").get_xdata()) == [16, 32]
+    assert line(half_life, "kda").get_ydata()[0] == 6
+    assert math.isnan(line(half_life, "kda").get_ydata()[1])
+    band = half_life.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (3, 12)
+    assert "rank 8 after 32 tokens" in recurrence.caption(table)
+
+
+def test_a_head_that_never_forgets_does_not_move_the_half_life_of_its_layer(tmp_path, write_run):
+    """The median over heads and seeds, not the mean."""
+    for seed in (0, 1):
+        run = write_run(tmp_path / "exp", "kda", seed)
+        lives = [4.0, 6.0 + seed, 5000.0]
+        write_table(
+            run,
+            "measures",
+            [
+                measure("decay_half_life", factor * life, axis="quantile", end=q, layer=0, head=head)
+                for head, life in enumerate(lives)
+                for q, factor in ((0.1, 0.5), (0.5, 1), (0.9, 2))
+            ],
+        )
+    table = recurrence.table(load_results(tmp_path / "exp"))
+    (half_life,) = recurrence.draw(table).axes
+    assert line(half_life, "kda").get_ydata().tolist() == [6.5]
+    assert "kda: median half-life 6.5 tokens" in recurrence.caption(table)
+
+
+def test_residuals_of_the_solver_are_means_over_heads_by_layer(tmp_path, write_run):
+    run = write_run(tmp_path / "exp", "mesanet")
+    at = {(layer, head): (layer + 1) * (head + 1) for layer in (0, 1) for head in (0, 1)}
+    rows = [
+        measure(
+            "cg_residual", scale * 10.0**-step, layer=layer, head=head, axis="step", start=step, end=step + 1
+        )
+        for (layer, head), scale in at.items()
+        for step in (0, 1, 2)
+    ]
+    write_table(run, "measures", rows)
+    table = solver.table(load_results(tmp_path / "exp"))
+    (axes,) = solver.draw(table).axes
+    for layer in (0, 1):
+        np.testing.assert_allclose(
+            line(axes, f"layer {layer}").get_ydata(), [1.5 * (layer + 1) * 10.0**-step for step in (0, 1, 2)]
+        )
+    assert "at most 0.03 after 2 steps (layer 1)" in solver.caption(table)

@@ -1,12 +1,16 @@
-"""Results that were exported as parquet are read back as if the runs were there."""
+"""Exported tables are read back as if the runs were there; tables of job=bench; labels leave out what all share."""
 
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis import load_results
+from analysis.files import NoData
+from analysis.loading.columns import SETTING_COLUMNS, labels, short_names
 from analysis.loading.results import TABLES
+from analysis.loading.tables import read_bench
 
 PLACE = {"layer": 0, "part": "mixer", "block": "attention", "head": 1}
 
@@ -76,3 +80,69 @@ def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run)
     assert sorted(measures) == sorted([9.0, value, 7.5])
     listed = load_results([tmp_path / "results" / "stored", kept])
     assert len(listed.runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["kda layerscale relu2", "nsa layerscale relu2"], ["kda", "nsa"]),
+        (["kda relu2", "kda hc relu2", "nsa relu2"], ["kda", "kda hc", "nsa"]),
+        (["kda relu2", "nsa"], ["kda relu2", "nsa"]),
+        (["transformer hc", "transformer mhc"], ["transformer hc", "transformer mhc"]),
+        (["kda relu2", "kda relu2"], ["kda relu2", "kda relu2"]),
+        (["kda relu2", ""], ["kda relu2", ""]),
+        (["", ""], ["", ""]),
+    ],
+)
+def test_words_that_all_names_share_are_left_out(names, short):
+    assert list(short_names(pd.Series(names))) == short
+
+
+def test_labels_that_would_become_equal_stay():
+    names = ["kda relu2", "kda relu2 relu2"]
+    assert list(short_names(pd.Series(names))) == names
+
+
+def runs(**columns: list) -> pd.DataFrame:
+    """Two runs of one name and different settings, alike in all columns but these."""
+    same = {column: [None, None] for column in [*SETTING_COLUMNS, "task"]}
+    return pd.DataFrame({**same, "name": ["kda", "kda"], "setting": ["1" * 12, "2" * 12], **columns})
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"test_tokens": [512, 1024]}, ["kda (test_tokens=512)", "kda (test_tokens=1024)"]),
+        ({"test_stride": [64, 32]}, ["kda (test_stride=64)", "kda (test_stride=32)"]),
+        ({"depth": [2, 4], "test_tokens": [512, 1024]}, ["kda (depth=2)", "kda (depth=4)"]),
+        ({}, ["kda (#111111)", "kda (#222222)"]),
+    ],
+)
+def test_what_was_scored_tells_models_apart_only_where_nothing_else_does(columns, said):
+    """`evaluate.windows` is a part of a run's identity; its label was a hash."""
+    assert list(labels(runs(**columns), "setting")) == said
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read"),
+        (b"", "cannot be read"),
+        (b"a,b\n1,2\n3,4,5,6\n", "cannot be read"),
+        (b"a\n\xff\xfe\n", "cannot be read"),
+        (b"b\n1\n", "has no column a"),
+    ],
+)
+def test_a_damaged_table_is_no_data(tmp_path: Path, content: bytes | None, reason: str):
+    file = tmp_path / "steps.csv"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(NoData, match=f"steps.csv {reason}"):
+        read_bench(file, ["a"], ["a"])
+
+
+def test_what_is_no_number_is_missing(tmp_path: Path):
+    (tmp_path / "steps.csv").write_text("a,b\n1,x\nfast,y\n")
+    rows = read_bench(tmp_path / "steps.csv", ["a"], ["a"])
+    assert rows["a"].isna().tolist() == [False, True]
+    assert rows["b"].tolist() == ["x", "y"]

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis.evidence.number_checks.__main__ import main
+from analysis.evidence.number_checks.annotations import marks, table_rows
 from analysis.evidence.number_checks.check import Outcome, check
 from analysis.evidence.number_checks.published_tables import Tables
 
@@ -284,3 +285,13 @@ def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
     judge("It is 4.76.", "It is #. | min loss")
     assert main([str(tmp_path / "page.md")], tmp_path) == 1
     assert "page.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", ["|a|12|3 %|", "| a | 12 | 3 % |", "| **a** |12| 3%|"])
+def test_every_number_behind_the_first_cell_is_one_of_the_row(row):
+    text = (
+        f"# h\n\n|x|y|z|\n|---|---|---|\n{row}\n\n<!-- check steps.csv\nrows model\n| only y ; only z\n-->\n"
+    )
+    (mark,) = marks(text)
+    ((label, numbers),) = table_rows(text, mark)
+    assert (label, [(one.text, one.percent) for one in numbers]) == ("a", [("12", False), ("3", True)])

@@ -1,4 +1,4 @@
-"""Axes of lengths, bytes and other numbers, and legends of choices."""
+"""Axes of lengths, bytes, layers and other numbers, and legends of choices."""
 
 import pandas as pd
 import pytest

@@ -1,10 +1,10 @@
-"""Training batches: purity, order, coverage, packing, noise keys."""
+"""Training batches: purity, order, coverage, packing, noise keys; windows to score, every token once."""
 
 import numpy as np
 import pytest
 import torch
 
-from experiments.data import Batches, Split
+from experiments.data import Batches, Split, eval_windows
 from experiments.data.batches import counter_hash
 
 BOS = 0
@@ -112,3 +112,26 @@ def test_a_split_shorter_than_a_window_is_refused():
     with pytest.raises(ValueError, match="16 tokens are too few"):
         Batches(numbered(16), 16, 1, seed=0)
     assert Batches(numbered(17), 16, 2, seed=0).batch(0)["tokens"].shape == (2, 16)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 8, 15, 16])
+@pytest.mark.parametrize("n", [2, 10, 16, 17, 18, 100, 113])
+def test_every_token_is_scored_once_in_order(n, stride):
+    scored = []
+    for tokens, targets, first in eval_windows(numbered(n), 16, stride):
+        assert len(tokens) == len(targets) == min(16, n - 1)
+        assert np.array_equal(targets.numpy(), tokens.numpy() + 1)
+        for position in range(first, len(targets)):
+            context = position + 1
+            target = int(targets[position])
+            assert context >= min(16 - stride, target)
+            scored.append(target)
+    assert scored == list(range(1, n))
+
+
+def test_bad_strides_and_empty_splits_are_refused():
+    for stride in (0, 17):
+        with pytest.raises(ValueError, match="stride must be between 1 and seq_len=16"):
+            next(eval_windows(numbered(100), 16, stride))
+    with pytest.raises(ValueError, match="nothing to score"):
+        next(eval_windows(numbered(1), 16, 16))

@@ -1,14 +1,17 @@
-"""What copying from a fixed spot gets right: against the slow control, where the answer is a copy, and of tasks."""
+"""What copying from a fixed spot gets right; our tasks against what the papers' own generators make."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
 from support.task_controls import copying
+from support.task_readers import READERS
 
+from experiments.data import TASKS
 from experiments.data.config import DataConfig
 from experiments.data.task_set import HELD_OUT, TaskSet
-from experiments.data.tasks_base import DISTANCE, IGNORE, ORDER, PLACE, WAYS, best_shortcut
+from experiments.data.tasks_base import DISTANCE, IGNORE, ORDER, PLACE, WAYS, Draws, Task, best_shortcut
 
 
 def task_set(name: str, **options) -> TaskSet:
@@ -73,3 +76,88 @@ def test_long_sequences_are_measured_on_fewer():
         (part.tokens[:32], part.targets[:32]) for part in map(long.held_out, ("validation", "test"))
     )
     assert long.shortcut == best_shortcut(shown, asked)
+
+
+ZOOLOGY = {
+    (64, 500, 16, 4, 123): "4f83651f37d80c7850558f59c18777769f0dea8e046ddeef1dd07962910e19e3",
+    (8192, 200, 64, 4, 123): "99f79f3db83aca0a37d2956b28846a08a5951cd69f6172f2bf92d8978618d649",
+    (8192, 50, 256, 16, 0): "0f210d093e2e48f3b5e8e020dce7ae073af668ca25e9df7066a96a23931f9a79",
+}
+"""(vocab, sequences, length, pairs, seed) -> SHA-256 of inputs and labels, int64, little-endian, as `multiquery_ar` of
+HazyResearch/zoology (commit dbcb60d, random_non_queries=False) makes them of that seed; labels are −100 elsewhere."""
+
+
+def zoology(vocab: int, count: int, length: int, pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels [count, length] of that generator: its draws, in its order, from NumPy's legacy stream."""
+    stream = np.random.RandomState(seed)
+
+    def rows(choices: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        return np.stack([stream.choice(choices, pairs, replace=False, p=weights) for _ in range(count)])
+
+    keys, values = rows(np.arange(1, vocab // 2)), rows(np.arange(vocab // 2, vocab))
+    slots = np.arange((length - 2 * pairs) // 2)
+    weights = 0.01 * (slots + 1) ** (0.01 - 1)
+    places = 2 * pairs + 2 * rows(slots, weights / weights.sum())
+    inputs, labels = np.zeros((count, length), np.int64), np.full((count, length), -100)
+    inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2] = keys, values
+    np.put_along_axis(inputs, places, keys, 1)
+    np.put_along_axis(labels, places, values, 1)
+    return inputs, labels
+
+
+@pytest.mark.parametrize("settings", ZOOLOGY)
+def test_the_rule_of_mqar_answers_the_papers_own_sequences(settings: tuple[int, ...]):
+    inputs, labels = zoology(*settings)
+    little = b"".join(part.astype("<i8").tobytes() for part in (inputs, labels))
+    assert hashlib.sha256(little).hexdigest() == ZOOLOGY[settings], "not the published generator's data"
+    vocab, _, length, pairs, _ = settings
+    task = mqar(vocab, length, pairs)
+    for tokens, asked in zip(inputs, labels, strict=True):
+        answers = READERS["mqar"]([task.word(token) for token in tokens.tolist()])
+        wanted = {int(i): task.word(int(asked[i])) for i in np.flatnonzero(asked != -100)}
+        assert {place: word for place, (word, _) in answers.items()} == wanted
+
+
+@pytest.mark.parametrize(("length", "pairs"), [(16, 4), (64, 4), (64, 8)])
+def test_questions_of_mqar_stand_where_the_papers_do(length: int, pairs: int):
+    """How often each pair is asked for in each slot, in two samples: within five standard errors of a difference."""
+    count = 2000
+    inputs, labels = zoology(128, count, length, pairs, 7)
+    theirs = frequencies(inputs, labels != -100, pairs)
+    tokens, targets = ours_drawn(128, count, length, pairs)
+    ours = frequencies(tokens, targets != IGNORE, pairs)
+    error = np.sqrt((ours * (1 - ours) + theirs * (1 - theirs) + 1 / count) / count)
+    assert (np.abs(ours - theirs) <= 5 * error).all()
+    assert ours.sum() == pytest.approx(pairs)
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_copying_gets_of_mqar_what_it_gets_of_the_papers_own(length: int):
+    """What a place tells is the paper's power law: no more of ours. A sequence's share deviates by at most a half."""
+    count = 1000
+    samples = zoology(64, 2 * count, length, 4, 5), ours_drawn(64, 2 * count, length, 4)
+    theirs, ours = (
+        copying((tokens[:count], targets[:count]), (tokens[count:], targets[count:]))
+        for tokens, targets in samples
+    )
+    for rule, (right, _) in ours.items():
+        assert abs(right - theirs[rule][0]) <= 5 * 0.5 * (2 / count) ** 0.5, rule
+
+
+def ours_drawn(vocab: int, count: int, length: int, pairs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets [count, length] of our task with those settings."""
+    task = mqar(vocab, length, pairs)
+    drawn = [task.draw(Draws(11, place)) for place in range(count)]
+    return np.stack([one.tokens for one in drawn]), np.stack([one.targets for one in drawn])
+
+
+def mqar(vocab: int, length: int, pairs: int) -> Task:
+    """Our task with those settings."""
+    return TASKS["mqar"](TASKS["mqar"].config(vocab=vocab, length=length, pairs=pairs))
+
+
+def frequencies(tokens: np.ndarray, asked: np.ndarray, pairs: int) -> np.ndarray:
+    """The share of sequences [pairs, places] in which a pair is asked for at a place."""
+    keys = tokens[:, 0 : 2 * pairs : 2]
+    same = (tokens[:, None, :] == keys[:, :, None]) & asked[:, None, :]
+    return same.mean(0)

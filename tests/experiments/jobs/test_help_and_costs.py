@@ -6,9 +6,10 @@ import time
 
 import pytest
 import torch
-from support.program import Lab
+from support.program import ROOT, Lab
 
 from analysis.gallery import listed
+from experiments.configuration.compose import presets_to_compare
 from experiments.configuration.schema import Config
 from experiments.costs import model_costs
 from experiments.costs.model_costs import count_flops
@@ -177,3 +178,14 @@ def test_a_summary_says_the_costs_of_the_model_that_was_trained(lab: Lab):
     assert summary["flops_per_token"] == flops
     lengths = sorted({length, 1024, 8192, 131_072})
     assert summary["state_bytes"] == {str(n): state_bytes(model, n) for n in lengths}
+
+
+@pytest.mark.long
+def test_the_page_shows_the_derived_costs(lab: Lab):
+    shown = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    shown = shown.split("<!-- costs -->\n")[1].split("<!-- /costs -->")[0]
+    lab.arguments = lambda *words: list(words)
+    command = ["--multirun", "job=cost", "size=reference", f"model={','.join(presets_to_compare())}"]
+    outcome = lab.here(*command)
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.startswith(shown.strip() + "\n\n")

@@ -1,6 +1,8 @@
-"""The rank of factorised streams from the energies of a probe."""
+"""The rank of factorised streams from a probe's energies; what a model is given to go on from."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from support.contract_cases import build, tokens
 
 from experiments.configuration.schema import ProbeConfig
 from experiments.probing import probe_run
+from experiments.probing.held_out import samples
 from experiments.probing.probe_run import settings, stream_rank
 from zoo import ModelConfig, UserError
 from zoo.options import check_limits
@@ -66,3 +69,33 @@ def test_the_share_decides_no_table():
     for value in (0.0, 1.5, float("nan")):
         with pytest.raises(UserError, match=r"probe.stream_energy=.* must be a number above 0 and at most 1"):
             check_limits(ProbeConfig(stream_energy=value), "probe.")
+
+
+def test_a_prompt_begins_a_document():
+    tokenizer = SimpleNamespace(
+        bos_id=7, encode=lambda text: [1, 2], decode=lambda ids: "".join(map(str, ids))
+    )
+    model = SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1)))
+    given = []
+
+    def generate(model, prompt, tokens, **options):
+        given.append(prompt.tolist())
+        return iter([3, 4])
+
+    with mock.patch("zoo.generate", generate):
+        (row,) = samples(SimpleNamespace(model=model, tokenizer=tokenizer), ProbeConfig(prompts=["x"]))
+    assert given == [[[7, 1, 2]]]
+    assert row[:2] == ("x", "34")
+
+
+def test_the_speed_is_of_all_tokens_that_the_model_reads(monkeypatch):
+    """Those of the prompt with its separator, and those written but for the last, in the seconds of both."""
+    ticks = iter([10.0, 12.0])
+    monkeypatch.setattr(
+        "experiments.probing.held_out.time", SimpleNamespace(perf_counter=lambda: next(ticks))
+    )
+    monkeypatch.setattr("zoo.generate", lambda *_, **__: iter([3, 4, 5]))
+    tokenizer = SimpleNamespace(bos_id=7, encode=lambda text: [1, 2], decode=str)
+    model = SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1)))
+    (row,) = samples(SimpleNamespace(model=model, tokenizer=tokenizer), ProbeConfig(prompts=["x"]))
+    assert row[-1] == (3 + 3 - 1) / 2.0

@@ -1,14 +1,20 @@
-"""Run folders that a stranger made, or that something damaged: they decide no place that is written to."""
+"""Run folders that a stranger made decide no place that is written to; failures that cannot be recorded."""
 
+import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from support.program import Lab, Outcome
 
-from experiments.runs import RunFolder
+from experiments import runs
+from experiments.data import DataConfig
+from experiments.runs import LoadedRun, RunFolder, load_corpus
+from zoo.tokenization import ByteTokenizer
 
 
 @pytest.fixture
@@ -161,3 +167,27 @@ def test_a_damaged_record_of_a_failure_is_told_as_that(tmp_path: Path, text: str
     (tmp_path / "failure.json").write_text(text)
     said = RunFolder(tmp_path).failure()["message"]
     assert said == "no message" if text == "{}" else "failure.json" in said or "list" in said
+
+
+def test_a_failure_that_cannot_be_recorded_is_not_hidden_by_another(tmp_path: Path, monkeypatch):
+    """Where the disk is full the error of the run itself is what its command tells."""
+
+    def full(path: Path, values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "write_json", full)
+    RunFolder(tmp_path).fail(ValueError("the run's own"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["path", "train_path", "gpt2_path", "cache_dir"])
+def test_a_text_that_moved_is_read_where_the_command_says(tmp_path: Path, monkeypatch, key: str):
+    own, tokenizer = DataConfig(path="a", train_path="b", gpt2_path="c"), ByteTokenizer()
+    monkeypatch.setattr(runs.data, "check", lambda asked: None)
+    monkeypatch.setattr(
+        runs.data,
+        "prepare",
+        lambda asked, progress: SimpleNamespace(config=asked, tokenizer=tokenizer),
+    )
+    found = load_corpus(LoadedRun(None, tokenizer, tmp_path, own), DataConfig(**{key: "moved"}))
+    assert found.config == dataclasses.replace(own, **{key: "moved"})

@@ -1,4 +1,4 @@
-"""What the processes of a run tell whoever started them."""
+"""What processes tell whoever started them, what signals mean to them, and whether a tree has its commit's files."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.program import ROOT
 
-from experiments.system import processes
+from experiments.system import machine, processes
 
 
 def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
@@ -88,3 +88,75 @@ def test_a_bar_is_drawn_for_each_phase_from_where_it_begins_and_none_where_it_is
         ("a run: train, closed", 5, "at 5"),
         ("a run: test, closed", 9, "at 9"),
     ]
+
+
+CHILD = """
+import os, signal, sys, time
+from experiments.system import signals
+signals.pause_on_from_others(signal.SIGTERM, int(sys.argv[1]) or os.getppid())
+print("ready", flush=True)
+while signals.received() is None:
+    time.sleep(0.01)
+print(signals.received().name, flush=True)
+"""
+
+
+def started(own: int) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", CHILD, str(own)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_another_process_tells_it_to_make_room():
+    process = started(own=1)
+    process.terminate()
+    assert process.communicate()[0] == "SIGTERM\n"
+    assert process.returncode == 0
+
+
+def test_its_starter_ends_it():
+    process = started(own=0)
+    process.terminate()
+    assert process.communicate()[0] == ""
+    assert process.returncode == 143
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch) -> Path:
+    """A repository with one commit: a block, a note and a results folder."""
+    for path in ("zoo/mixers/known.py", "notes.txt", "results/table.csv"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("known\n")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    git(tmp_path, "init", "-q")
+    assert machine.commit.__wrapped__() == (None, None), "there is no commit yet"
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git there, as somebody and without signatures."""
+    own = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.com", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *own, *words], check=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "dirty"),
+    [
+        ("zoo/mixers/known.py", True),
+        ("notes.txt", True),
+        ("zoo/mixers/mine.py", True),
+        ("conf/experiment/mine.yaml", True),
+        ("scratch.txt", False),
+        ("results/table.csv", False),
+        ("results/mine/run.json", False),
+    ],
+)
+def test_a_new_file_of_code_is_a_change_and_a_scratch_file_is_none(tree: Path, path: str, dirty: bool):
+    head, clean = machine.commit.__wrapped__()
+    assert len(head) == 40
+    assert not clean
+    (tree / path).parent.mkdir(parents=True, exist_ok=True)
+    (tree / path).write_text("changed\n")
+    assert machine.commit.__wrapped__() == (head, dirty)

@@ -1,11 +1,12 @@
-"""What a run's seed decides: the weights that training starts from and the batches that it sees."""
+"""What a run's seed decides, and nothing else does: weights and batches, also in the first run on a machine."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.program import Lab, steady_rows
+from support.program import Lab, assert_same_run, steady_rows
 
 from experiments import data
 from zoo import LanguageModel, load
@@ -54,3 +55,20 @@ def test_losses_of_other_weights_and_other_batches_are_told_apart(lab: Lab):
         losses.append(float(F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())))
     losses.sort()
     assert min(b - a for a, b in itertools.pairwise(losses)) > 1e-4 * losses[0]
+
+
+# Rows of several vectors and heads, which the compiler sums in an order of its own.
+WIDE = ["model.d_model=96", "data.seq_len=64", "trainer.max_steps=6", "trainer.val_every=3"]
+
+
+@pytest.mark.parametrize("model", ["orthgsa", "nsa"])
+@pytest.mark.long
+def test_a_run_that_compiles_its_kernels_is_the_run_that_finds_them(model, tmp_path, small_text, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "machine code"))
+    folders: list[Path] = []
+    for name in ("first", "second"):
+        lab = Lab(tmp_path / name, small_text, tmp_path / "cache")
+        outcome = lab.run(f"model={model}", *WIDE)
+        assert outcome.status == 0, outcome.err
+        folders.append(lab.run_folder())
+    assert_same_run(*folders)

@@ -1,15 +1,19 @@
-"""Compiled parts of CPU kernels: exp and log, products with chosen rows, extrema and threads."""
+"""Compiled parts of CPU kernels: when they serve, the memory they share with tensors, rows, extrema and threads."""
 
+import importlib
 import math
 import threading
 
+import numba
 import numpy as np
 import pytest
 import torch
 from numba.core.errors import TypingError
+from support.kernel_cases import normal
 from support.margins import below
 
-from kernels.numba_common import in_parts, parts_of
+from kernels import AdaptiveK, indexed_attention, nsa_attention, numba_common
+from kernels.numba_common import WIDTH, array, arrays, in_parts, parts_of
 from kernels.numba_common.attention import place_after
 from kernels.numba_common.compiled import EXACT, compiled, exp32, log32
 from kernels.numba_common.vectors import (
@@ -164,3 +168,81 @@ def test_parts_run_on_threads_and_tell_what_they_raise(monkeypatch):
 def test_fewer_sequences_than_threads_have_parts(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert [parts_of(sequences) for sequences in (0, 1, 3, 4, 9)] == [4, 4, 2, 1, 1]
+
+
+Q, K, V = ((1, 40, heads, WIDTH) for heads in (2, 1, 1))
+
+
+def attend_indexed(q, k, v, q_idx, k_idx, w_idx, bias, tau):
+    rule = AdaptiveK("none", 5, 1, 5)
+    o, loss = indexed_attention(q, k, v, q_idx, k_idx, w_idx, bias, tau, rule=rule, backend="numba")
+    return o.sum() + loss
+
+
+def attend_natively(q, k_cmp, v_cmp, k_slc, v_slc, k_win, v_win, gates):
+    branches = (k_cmp, v_cmp), (k_slc, v_slc), (k_win, v_win)
+    sizes = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
+    return nsa_attention(q, *branches, gates, **sizes, backend="numba").sum()
+
+
+OPERATIONS = {
+    "indexed_attention": (attend_indexed, [Q, K, V, Q, (1, 40, WIDTH), (1, 40, 2), (2,), ()]),
+    "nsa_attention": (attend_natively, [Q, *[(1, 20, 1, WIDTH)] * 2, *[K, V] * 2, (1, 40, 2, 3)]),
+}
+
+
+def test_an_array_is_the_tensors_memory_and_may_be_written():
+    x = torch.zeros(3, 4)
+    array(x)[0, 0] = 1.0
+    arrays((x,), 1)[0][2] = 2.0
+    assert x.tolist() == [[1.0, 0, 0, 0], [0, 0, 2.0, 0], [0.0] * 4]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_memory_of_inputs_can_be_given_back_as_fsdp_does_with_gathered_parameters(name):
+    operation, shapes = OPERATIONS[name]
+    inputs = [normal(1, *shape, seed=i)[0].float().requires_grad_() for i, shape in enumerate(shapes)]
+    operation(*inputs).backward()
+    storages = [x.untyped_storage() for x in inputs]
+    for storage in storages:
+        storage.resize_(0)
+    assert [storage.nbytes() for storage in storages] == [0] * len(inputs)
+
+
+@pytest.fixture
+def importing(monkeypatch):
+    """Calling it sets what importing Numba raises."""
+
+    def fail_with(error: Exception) -> None:
+        def fail(_name: str):
+            raise error
+
+        monkeypatch.setattr(importlib, "import_module", fail)
+
+    numba_common._fault.cache_clear()
+    yield fail_with
+    numba_common._fault.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModuleNotFoundError("No module named 'numba'"), "numba cannot be imported: No module named 'numba'"),
+        (ImportError("needs NumPy 2.2 or less"), "numba cannot be imported: needs NumPy 2.2 or less"),
+        (SystemError("initialization failed"), "numba cannot be imported: initialization failed"),
+    ],
+)
+def test_what_importing_it_raises_is_the_reason(importing, error, reason):
+    importing(error)
+    assert numba_common.refusal(torch.ones(2)) == reason
+
+
+def test_compiling_can_be_switched_off(importing, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert numba_common.refusal(torch.ones(2)) == "NUMBA_DISABLE_JIT is set"
+
+
+def test_an_installed_numba_takes_fp32_on_a_cpu(importing):
+    assert numba_common.refusal(torch.ones(2), torch.ones(3, 1)) is None
+    assert numba_common.refusal(torch.ones(2), torch.ones(3).half()) == "needs float32, got float16"
+    assert numba_common.refusal(torch.ones(2, device="meta")) == "needs tensors on a CPU, got meta"

@@ -1,4 +1,4 @@
-"""sinkhorn: the log-space form against the definition, what its sums are, and what they are not."""
+"""sinkhorn: log space and Triton kernels against the definition, what its sums are, and what they are not."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.kernel_cases import assert_agree, normal
 from support.margins import above, below
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import sinkhorn
 
@@ -94,3 +95,44 @@ def test_twenty_iterations_unless_asked():
     raw = 2 * normal(5, 4, 4)
     assert torch.equal(sinkhorn(raw), sinkhorn(raw, iters=20))
     assert not torch.equal(sinkhorn(raw), sinkhorn(raw, iters=19))
+
+
+slow = pytest.mark.slow
+
+
+def as_input(n: int, size: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"raw": size * normal(2, 3, n, n)}
+
+
+@pytest.mark.parametrize(("n", "iters"), [(4, 3), *(pytest.param(n, 2, marks=slow) for n in (1, 2, 3, 8))])
+def test_iterations_equal_the_definition(n, iters):
+    assert_kernel_agrees(partial(sinkhorn, iters=iters), as_input(n, 2.0), torch.float32)
+
+
+@slow
+def test_twenty_iterations():
+    """All of them are differentiated: at this spread the gradient of fewer differs."""
+    assert_kernel_agrees(sinkhorn, as_input(4, 3.0), torch.float32)
+
+
+@slow
+def test_more_matrices_than_a_program_has():
+    assert_kernel_agrees(partial(sinkhorn, iters=1), {"raw": normal(130, 4, 4)}, torch.float32)
+
+
+@HALF
+@slow
+def test_half_precision(dtype):
+    call = partial(sinkhorn, iters=3)
+    assert_kernel_agrees(call, as_input(4), dtype)
+    assert call(as_input(4)["raw"].to(DEVICE, dtype), backend="triton").dtype == torch.float32
+
+
+@slow
+def test_kernels_give_finite_rows():
+    x = (1e4 * normal(20, 4, 4, device=DEVICE).float()).requires_grad_()
+    with kernels_only():
+        m = sinkhorn(x, iters=5, backend="triton")
+    m.backward(torch.ones_like(m))
+    below((m.sum(-1) - 1).abs().max(), 5e-3)
+    assert x.grad.isfinite().all()

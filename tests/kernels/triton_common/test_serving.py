@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
+from support.kernel_cases import normal
 from support.triton_cases import DEVICE
 
-from kernels.triton_common import refusal
+from kernels.triton_common import refusal, sum_rows
 
 CALL = """
 import torch, kernels
@@ -52,3 +53,9 @@ def test_auto_leaves_cpus_to_pytorch():
     from kernels.ops.short_conv import OPERATION
 
     assert OPERATION.choose("auto", torch.zeros(1, 3, 2), torch.zeros(2, 4)).name == "torch"
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 3), (2, 2, 1100), (33, 70), (5, 2, 3)], ids=str)
+def test_sums_of_parts(shape):
+    parts = normal(*shape, dtype=torch.float32).to(DEVICE)
+    torch.testing.assert_close(sum_rows(parts, torch.float32), parts.sum(0), rtol=1e-5, atol=1e-5)
