@@ -9,7 +9,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from itertools import repeat
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from traceback import extract_tb
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -27,15 +28,19 @@ from tqdm import tqdm
 
 from analysis import figures
 from analysis.comparing.equal_terms import with_marks
+from analysis.comparing.verdicts import Family
 from analysis.figure_entry import Entry, report_order
 from analysis.files import NoData, ResultsError, unknown, write_csv
 from analysis.loading.columns import RUN_COLUMNS
-from analysis.loading.probes import probed_steps, steps_text
+from analysis.loading.probes import best_rates, probed_steps, steps_text
 from analysis.loading.results import TABLES, Results, advice
 from analysis.plotting.style import figure_note, mark_series, save, table_styles
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
+
+MOST, DRAWN = 40, 12
+"""Above so many settings (of a task) figures draw this many models: a legend of more names tells nothing."""
 
 _NAMED = ("label", "series", "model")  # the column by which a figure styles its series
 _log = logging.getLogger(__name__)
@@ -107,8 +112,43 @@ def _import_failure(family: str, error: BaseException) -> str:
     return f"{file}, line {lines[-1] if lines else '?'}: {type(error).__name__}: {error}"
 
 
-def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:
-    """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
+class Selection(NamedTuple):
+    """What figures draw: the models with all rates tried, and at their best rates alone, which probes' figures draw.
+
+    labels: those at the best rates, and note: which these are; None and "" where figures draw everything.
+    """
+
+    tried: Results
+    chosen: Results
+    labels: frozenset[str] | None = None
+    note: str = ""
+
+
+def selection(results: Results, compared: Iterable[Family]) -> Selection:
+    """Select the baselines and the best models of every family where there are more than figures can show."""
+    runs = results.runs
+    if runs.groupby(runs["task"].fillna(""))["label"].nunique().max() <= MOST:
+        return Selection(results, results)
+    best, place = best_rates(results), {}
+    for family in compared:
+        for number, label in enumerate(family.table.index, 1):
+            mine = 0 if label == family.baseline else number
+            place[label] = min(mine, place.get(label, mine))
+    order = best["label"].map(place).fillna(len(best)).sort_values(kind="stable").index
+    models = best.loc[order, "model"].drop_duplicates()
+    drawn = best[best["model"].isin(models[:DRAWN])]
+    labels = frozenset(drawn["label"])
+    return Selection(
+        results.part(runs["sweep"].isin(drawn["sweep"])),
+        results.part(runs["label"].isin(labels)),
+        labels,
+        f"Figures draw {len(drawn['model'].unique())} of {len(models)} models, the best and the baseline, each at its "
+        "best learning rate; the tables have all.",
+    )
+
+
+def draw_figures(selected: Selection, folder: Path, workers: int = 1) -> list[ReportFigure]:
+    """Draw every figure that the selected results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
     A file of figures that cannot be used is one that is missing, with the reason.
     Those of text are left out of results of synthetic tasks alone, and the other way round.
@@ -116,21 +156,21 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
     under ``if __name__ == "__main__"``.
     Raises ResultsError where a process that draws is killed, as for want of memory.
     """
-    entries = [entry for entry in listed() if not drawn_runs(entry, results).runs.empty]
+    entries = [entry for entry in listed() if not drawn_runs(entry, selected.tried).runs.empty]
     unusable = _registered()[1].items()
     left_out = [ReportFigure(name, name, missing=f"left out: {reason}") for name, reason in unusable]
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
-        return [*bar(draw_figure(entry, results, folder) for entry in entries), *left_out]
+        return [*bar(_draw_selected(entry, selected, folder) for entry in entries), *left_out]
     for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
         if kind == "table":
-            results.table(name)  # read here: this process lists the files that cannot be read
+            selected.chosen.table(name)  # read here: this process lists the files that cannot be read
         elif kind == "bench":
-            results.bench(name)
+            selected.tried.bench(name)
         elif kind == "answers":
-            results.of_tasks.table("answers")
-    results.table("measures")
-    options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
+            selected.tried.of_tasks.table("answers")
+    selected.chosen.table("measures")
+    options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (selected,)}
     with ProcessPoolExecutor(workers, **options) as pool:
         try:
             with _uninterrupted():
@@ -159,23 +199,30 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _inherit(results: Results) -> None:
+def _inherit(selected: Selection) -> None:
     global _inherited
-    _inherited = results
+    _inherited = selected
 
 
 def _draw_inherited(entry: Entry, folder: Path) -> ReportFigure:
-    return draw_figure(entry, _inherited, folder)
+    return _draw_selected(entry, _inherited, folder)
 
 
-def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
+def _draw_selected(entry: Entry, selected: Selection, folder: Path) -> ReportFigure:
+    return draw_figure(entry, selected.chosen if entry.probed else selected.tried, folder, selected.labels)
+
+
+def draw_figure(
+    entry: Entry, results: Results, folder: Path, labels: frozenset[str] | None = None
+) -> ReportFigure:
     """Draw one figure into ``folder``, or return the reason why it is missing.
 
+    labels: of its table, the models that are drawn (`Selection`); None: all.
     A figure that fails on odd data must not stop the others: its reason names the error, and the traceback is logged.
     Raises OSError where files cannot be written: no other figure could be.
     """
     try:
-        return _drawn(entry, results, folder)
+        return _drawn(entry, results, folder, labels)
     except NoData as reason:
         missing = str(reason)
     except (OSError, KeyboardInterrupt):
@@ -188,8 +235,8 @@ def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     return ReportFigure(entry.name, entry.title, missing=missing, section=entry.section)
 
 
-def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
-    figure, caption, table = draw(entry, results, footnote=False)
+def _drawn(entry: Entry, results: Results, folder: Path, labels: frozenset[str] | None) -> ReportFigure:
+    figure, caption, table = draw(entry, results, footnote=False, labels=labels)
     svg, png = save(figure, folder / entry.name)
     write_csv(table, folder / f"{entry.name}.csv")
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
@@ -205,11 +252,14 @@ def drawn_runs(entry: Entry, results: Results) -> Results:
     return getattr(results, f"of_{entry.of}") if entry.of else results
 
 
-def draw(entry: Entry | str, results: Results, *, footnote: bool = True) -> tuple[Figure, str, pd.DataFrame]:
+def draw(
+    entry: Entry | str, results: Results, *, footnote: bool = True, labels: frozenset[str] | None = None
+) -> tuple[Figure, str, pd.DataFrame]:
     """Return a registered figure, its caption and its table.
 
     footnote: whether the caption says what the marks of models mean that are not matched; a report says it once for
-    all figures but those whose models are compared in groups of the figure's own.
+    all figures but those whose models are compared in groups of the figure's own. labels: the models that are drawn
+    (`Selection`); None: all.
 
     Raises NoData where the results do not support it, ResultsError where there is none of the name.
     """
@@ -224,6 +274,8 @@ def draw(entry: Entry | str, results: Results, *, footnote: bool = True) -> tupl
     for need in entry.needs:
         require(need, results)
     table: pd.DataFrame = module.table(results, **entry.options)
+    if labels is not None and "label" in table:
+        table = table[table["label"].isin(labels)].reset_index(drop=True)
     runs = [] if "run" not in table else list(table["run"].dropna().unique())
     shown, notes = table, []
     if entry.compares:

@@ -229,7 +229,11 @@ class Residual(nn.Module, ABC):
         """The streams after the sub-block's output z [B, T, D], in the shape of x."""
 
     def probe_values(self, coefficients: Any) -> dict[str, Tensor]:
-        """The tensors in the coefficients that `pre` returned, [B, T, ...] by name, for the probe event "streams"."""
+        """The tensors in the coefficients that `pre` returned, [B, T, ...] by name, for the probe event "streams".
+
+        Measures of the mixing need res [B, T, n, n], which `post` multiplies the streams by; a scheme that leaves it
+        out has none of them, and stands in none of their figures. pre and post [B, T, n]: as `event_kinds` says.
+        """
         return {}
 
 

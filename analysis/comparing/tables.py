@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 
 from analysis.comparing.equal_terms import deviations
@@ -112,14 +113,10 @@ def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     runs: Results.runs, or `with_final_validation`. baseline: see `analysis.comparing.verdicts.families`, which may
     raise.
     """
-    known = set(scored(runs).index)
-    rows = [
-        _summarise(label, group, group.index.isin(known))
-        for label, group in sweeps_as_models(runs).groupby("label", sort=False)
-    ]
+    rows = _summaries(sweeps_as_models(runs), scored(runs).index)
     tables = [_differences(family) for family in families(runs, order_metric(runs), baseline)]
     compared = pd.concat(tables or [pd.DataFrame(columns=list(COLUMNS))])
-    table = pd.DataFrame(rows).join(deviations(runs), on="label").join(compared, on="label")
+    table = rows.join(deviations(runs), on="label").join(compared, on="label")
     best = (-table["test_accuracy"]).fillna(table[order_metric(runs)])
     order = table.assign(best=best, task=table["task"].fillna("")).sort_values(["task", "best", "label"])
     return table.loc[order.index].reset_index(drop=True)
@@ -131,16 +128,29 @@ def _differences(family: Family) -> pd.DataFrame:
     return table.assign(difference=-table["difference"]) if family.metric == WRONG else table
 
 
-def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
-    group = group if FINAL in group else group.assign(**{FINAL: math.nan})
-    row = {"label": label, **{name: group[name].iloc[0] for name in SHARED}}
+def _summaries(runs: pd.DataFrame, known: pd.Index) -> pd.DataFrame:
+    """A row a label: SHARED, and of ESTIMATED means and intervals; known: the runs that are `scored`."""
+    runs = runs.reset_index(names="place")
+    places = list(runs.groupby("label", sort=False).indices.values())
+    first = runs.iloc[[place[0] for place in places]].reset_index(drop=True)
+    found: dict[str, object] = {name: first[name].to_list() for name in ("label", *SHARED)}
     for name in ESTIMATED:
-        row[name], row[f"{name}_ci"], _ = estimate(group[name].astype("float64"))
-    row["workers"] = group["workers"].max()
-    row["peak_memory_bytes"] = group["peak_memory_bytes"].max()
-    row["n_seeds"] = int(sum(known))
-    row["seeds"] = ", ".join(str(seed) for seed in sorted(group.loc[known, "seed"].dropna())) or None
-    return row
+        values = (
+            runs[name].to_numpy("float64", na_value=math.nan)
+            if name in runs
+            else np.full(len(runs), math.nan)
+        )
+        means = [estimate(values[place]) for place in places]
+        found[name], found[f"{name}_ci"] = ([one[at] for one in means] for at in (0, 1))
+    highest = runs.groupby("label", sort=False)[["workers", "peak_memory_bytes"]].max()
+    counted = runs["place"].isin(known).to_numpy()
+    seeds = runs["seed"].where(counted)
+    told = [sorted(seeds.iloc[place].dropna()) for place in places]
+    return pd.DataFrame(found).assign(
+        **{name: highest[name].to_list() for name in highest},
+        n_seeds=[int(counted[place].sum()) for place in places],
+        seeds=[", ".join(map(str, each)) or None for each in told],
+    )
 
 
 def interval_text(mean: float, half_width: float) -> str:

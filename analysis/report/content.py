@@ -27,7 +27,7 @@ from analysis.comparing.tables import (
 )
 from analysis.comparing.verdicts import Answer, answers, families
 from analysis.files import NoData
-from analysis.gallery import ReportFigure, draw_figures, require
+from analysis.gallery import ReportFigure, draw_figures, require, selection
 from analysis.loading.results import Results, records
 from analysis.plotting.style import seeds_text, series_styles
 from analysis.report.columns import (
@@ -294,9 +294,9 @@ class Content:
     colour; compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
     `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
     `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
-    figures; sections: the same by section. metric: the metric that ranks the models of text; speeds: the load while
-    each run trained. layouts: tables of the named layouts, empty where there are fewer than two. harness: scores on
-    tasks of the lm-evaluation-harness, empty where there are none.
+    figures; sections: the same by section; selected: which models they draw, "" where all. metric: the metric that
+    ranks the models of text; speeds: the load while each run trained. layouts: tables of the named layouts, empty where
+    there are fewer than two. harness: scores on tasks of the lm-evaluation-harness, empty where there are none.
     """
 
     title: str
@@ -309,6 +309,7 @@ class Content:
     tasks: TaskPage
     run_fields: tuple[Field, ...]
     figures: list[ReportFigure]
+    selected: str
     samples: Samples
     runs: pd.DataFrame
     speeds: str
@@ -434,13 +435,15 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     series = table["model"].where(table["task"].notna(), table["label"])  # what figures draw
     styles = series_styles(zip(series, table["color"], strict=True))
     table = table.assign(series=series, dot=[styles[one].color for one in series])
-    shown = draw_figures(results, figures, workers)
+    compared = families(runs, metric, baseline)
+    selected = selection(results, compared)
+    shown = draw_figures(selected, figures, workers)
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)
     return Content(
         title=title(results.runs),
         summary=paragraph(results.runs, _models(table, tasks)),
-        answers=answers(families(runs, metric, baseline), results.table("documents")),
+        answers=answers(compared, results.table("documents")),
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         comparison=table,
@@ -448,6 +451,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         tasks=tasks,
         run_fields=run_fields(results.runs),
         figures=shown,
+        selected=selected.note,
         samples=written,
         runs=detailed,
         speeds=conditions(results.runs),

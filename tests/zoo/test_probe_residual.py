@@ -94,6 +94,12 @@ def test_gains_are_those_of_explicit_products_of_each_tokens_matrices(scheme):
         assert set(found.values()) == {1.0}
 
 
+def test_a_scheme_that_does_not_show_its_mixing_has_no_measure_of_it():
+    """It had ones, and the caption of a figure said so."""
+    hidden = ProbeEvent("streams", {"streams": torch.ones(1, 2, 2, 3)}, 0, "mixer")
+    assert not list(Mixing().update(hidden))
+
+
 def test_products_over_depth_leave_fp32_and_do_not_overflow_in_silence():
     """1000·I over 96 sub-blocks is 1e288; over 104 it is beyond fp64 too, and says so."""
     probe, growing = (

@@ -98,7 +98,7 @@ def events() -> Iterator[tuple[str, ProbeEvent]]:
     x = uniform("x", 2, 5, 3, 4)
     res = torch.eye(3, dtype=torch.float64) + 0.3 * uniform("res", 2, 5, 3, 3)
     yield "streams", event("streams", streams=x, res=res, path_gain=torch.tensor(0.25))
-    yield "one stream", event("streams", streams=x[:, :, 0])
+    yield "one stream", event("streams", streams=x[:, :, 0], res=torch.ones(1, 1, 1, 1))
     yield "equal streams", event("streams", streams=x[:, :, :1].expand(2, 5, 3, 4))
     yield "solver", event("solver", residuals=uniform("residuals", 3, 2, 4, 2, low=0, high=1))
 

@@ -213,7 +213,7 @@ register_event(
     streams="[B, T, D] or [B, T, n, D] before a sub-block (after the last one: part 'head'), attached to the graph",
     pre="[B, T, n], with several streams: how a sub-block reads them",
     post="[B, T, n], with several streams: how its output is written into them",
-    res="[B, T, n, n], with several streams: H_res, how they mix",
+    res="[B, T, n, n] or of fewer tokens where all are alike: H_res, how the streams mix; of a plain residual (1)",
     path_gain="[], where a scheme has one: the bound of ‖∂(H_res(x)x)/∂x − H_res‖₂ for all x, after its cap",
 )
 register_event(

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 
 from analysis import figures, load_results
-from analysis.gallery import draw_figures, listed
+from analysis.comparing.tables import with_final_validation
+from analysis.comparing.verdicts import families
+from analysis.gallery import DRAWN, MOST, Selection, draw, draw_figures, listed, selection
 from experiments.configuration.compose import presets_to_compare
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling"}
@@ -18,7 +21,7 @@ OF_TASKS = {
 
 def drawn(results, folder: Path) -> set[str]:
     """The names of the figures drawn; a figure that failed, rather than lacking data, is told apart."""
-    shown = draw_figures(results, folder)
+    shown = draw_figures(Selection(results, results), folder)
     assert [one.missing for one in shown if "failed" in one.missing] == []
     return {one.name for one in shown if not one.missing}
 
@@ -62,3 +65,18 @@ def test_a_half_written_figure_is_named_and_left_out(tmp_path, monkeypatch, capl
     with caplog.at_level(logging.WARNING):
         assert listed() == before
     assert caplog.messages == [f"left out: {said}"]
+
+
+def test_of_many_settings_figures_draw_the_baseline_and_the_best_models_at_their_best_rates():
+    """A sweep of a thousand runs had legends of hundreds of names, and its report did not end."""
+    rates = {"lr": [1e-3, 3e-3]}
+    swept = [model(f"kda {n}", [3 + n / 100, 4 + n / 100], **rates) for n in range(MOST // 2)]
+    results = pretended(model("transformer", [5.0, 5.1], **rates), *swept)
+    selected = selection(results, families(with_final_validation(results), "test_loss"))
+    wanted = {"transformer (lr=0.001)", *(f"kda {n} (lr=0.001)" for n in range(DRAWN - 1))}
+    assert selected.labels == wanted == set(selected.chosen.runs["label"])
+    assert len(selected.tried.runs) == 2 * DRAWN
+    assert f"{DRAWN} of {MOST // 2 + 1} models" in selected.note
+    assert set(draw("comparison", selected.tried, labels=selected.labels)[2]["label"]) == wanted
+    few = pretended(*swept)
+    assert selection(few, []) == Selection(few, few)

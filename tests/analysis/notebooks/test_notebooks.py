@@ -8,6 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis import load_results
+from analysis.comparing.verdicts import difference_text, rank_text
+from analysis.report import content
+
+PUBLISHED = Path(__file__).parents[3] / "results" / "published"
 NOTEBOOKS = sorted((Path(__file__).parents[3] / "analysis" / "notebooks").glob("*.ipynb"))
 LONGEST = 40
 
@@ -58,6 +63,35 @@ def test_compare_runs(quickstart, monkeypatch):
     assert "Pairing by seed would pay above" in text
     assert r"\begin{tabular}" in text
     assert (quickstart / "report" / "runs.parquet").is_file()
+
+
+STUDIES = ("quickstart", "sinks", "papers_recall")
+LONG = ("quickstart_rates", "comparison", "tasks", "residuals", "verdict_kda")
+"""Of text and of tasks; rates that a record selected, that were swept, and that nobody chose."""
+
+
+@pytest.mark.parametrize(
+    "study", [*STUDIES, *(pytest.param(study, marks=pytest.mark.long) for study in LONG)]
+)
+def test_compare_runs_says_what_the_report_says(study, monkeypatch, capsys):
+    """It said of one study that no rate had been chosen: it did not read the record of the selection."""
+    (path,) = [path for path in NOTEBOOKS if path.stem == "compare_runs"]
+    monkeypatch.setattr(content, "draw_figures", lambda *_: [])
+    results = load_results(PUBLISHED / study)
+    reported = content.gather(results, path)
+    names = {"results": results}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if "compare(" in source or "answers(" in source:
+            code = ast.parse(source).body
+            exec(compile(ast.Module(code[:-1], []), study, "exec"), names)
+            shown = eval(compile(ast.Expression(code[-1].value), study, "eval"), names)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [line for one in reported.answers for line in (one.title, *one.sentences)]
+    rows = list(reported.comparison.itertuples())
+    assert list(shown.index) == list(reported.comparison["label"])
+    for name, text in (("difference", difference_text), ("places", rank_text)):
+        assert list(shown[name]) == [text(row) for row in rows]
 
 
 @pytest.mark.long

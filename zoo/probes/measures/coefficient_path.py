@@ -39,7 +39,7 @@ class CoefficientPath(Measure):
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
         """A row of the bound; the coefficients are stored until the loss is known."""
-        if "res" in event.values:
+        if event.values.keys() >= set(INVOLVED):
             self.events.append(event)
         if "path_gain" in event.values:
             tokens = event.values["streams"].shape[:2].numel()

@@ -72,8 +72,9 @@ class Mixing(Measure):
         composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one
 
     * is sigma (axis "rank" [i, i+1): the i-th singular value), sigma_max, sigma_min, amax, row_sum. A plain residual is
-    H = (1): everything is 1. A product beyond fp64 has infinite norms and singular values that are NaN. The
-    loss of factorised streams between layers (zoo.residuals.shc) is not in the product.
+    H = (1): everything is 1. A scheme that does not show its H (`probe_values` without "res") has no rows. A product
+    beyond fp64 has infinite norms and singular values that are NaN. The loss of factorised streams between layers
+    (zoo.residuals.shc) is not in the product.
     """
 
     name = "mixing"
@@ -83,20 +84,14 @@ class Mixing(Measure):
         self.so_far: list[Tensor] = []
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
-        """Rows of H_res of a sub-block, and of the product up to it; none for the head."""
-        if event.part == "head":
+        """Rows of H_res of a sub-block, and of the product up to it; none for the head, and where H is not shown."""
+        if "res" not in event.values:
             return
-        res = mixing_matrix(event)
+        tokens = event.values["streams"].shape[:2]
+        res = event.values["res"].detach().double().expand(*tokens, -1, -1)
         self.so_far = [chain_product([*self.so_far, res])]
         yield from _norm_rows(event, "h_res", res)
         yield from _norm_rows(event, "composite", self.so_far[0])
-
-
-def mixing_matrix(event: ProbeEvent) -> Tensor:
-    """H_res [B, T, n, n] in fp64, (1) where there is one stream."""
-    streams = event.values["streams"]
-    res = event.values.get("res", torch.ones(*streams.shape[:2], 1, 1, device=streams.device))
-    return res.detach().double()
 
 
 def _norm_rows(event: ProbeEvent, of: str, matrix: Tensor) -> Iterator[Row]:
