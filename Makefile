@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long test-matrix lint check-numbers docs wheel format gpu clean help
+.PHONY: run test test-fast test-long fuzz test-matrix lint check-numbers docs wheel format gpu clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -30,6 +30,9 @@ test-fast: $(PEERS)
 
 test-long: $(ENGINES)
 	$(PY) -m pytest tests $(SPREAD) -m long --durations 25
+
+fuzz: $(STAMP)
+	$(PY) tests/fuzz/test_fuzz.py
 
 test-matrix:
 	$(PYTHON) tests/matrix.py
@@ -84,6 +87,7 @@ help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
 	@echo 'make test         the standard tests;  make test-fast  the quick ones, three minutes'
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
+	@echo 'make fuzz         bad input, damaged files, kills, full disks and Ctrl-C, thousands; FUZZ_SEED=N draws others'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  fix what can be fixed'
 	@echo 'make check-numbers  compare the numbers in README, docs and published studies with the tables that they name'
 	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'

@@ -255,10 +255,14 @@ def _describe(kind: str | None) -> dict[str, Any]:
     from experiments.data import TASKS
     from experiments.data.config import OF_TEXT
     from experiments.data.tasks_base import PACKAGE
+    from experiments.jobs import all_jobs
     from experiments.jobs.list import texts
     from zoo.registry import left_out, own_modules
 
-    if own_modules() or left_out() or left_out(PACKAGE):
+    unusable: list[str] = []
+    if kind is not None:
+        all_jobs(unusable.append)
+    if own_modules() or left_out() or left_out(PACKAGE) or unusable:
         return {}
     found: dict[str, Any] = {
         "schema": _fields(Config),

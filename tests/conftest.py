@@ -4,6 +4,7 @@ kernels/ zoo/ experiments/ analysis/   tests of these rooms, in folders of the s
 zoo/test_contract_*                    what every block must keep; blocks are taken from the registry
 test_recorded_*, recorded/             results as they were recorded (support/recorded.py)
 test_frozen.py                         what no change may move: losses, costs, public names
+fuzz/                                  make fuzz, and a small share of it
 matrix.py                              the fast tests on other versions of Python and torch
 support/                               what several tests use, importable as `support`: labs, cases, pretended runs
 

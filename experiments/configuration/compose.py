@@ -5,12 +5,14 @@ A preset also names a model in legends: its label tells how it differs from the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,8 @@ def compose(
     configs = _to_configs(composed)
     words = dict.fromkeys(word for each in composed for word in each.words)
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
+    for config in configs[:1]:
+        _check_switches(config, words)
     if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
         raise UserError(
             "blocks= works only on the command line, as it is read before any file: give blocks=[FOLDER] there"
@@ -72,6 +76,17 @@ def compose(
         for line in unused_options(words, configs):
             notify(line)
     return configs
+
+
+def _check_switches(config: Config, words: Iterable[str]) -> None:
+    """Refuse numbers for keys that are true or false, of which Hydra takes any but 0 for true. Raises UserError."""
+    for word in words:
+        key, _, text = word.lstrip("+").partition("=")
+        if not re.fullmatch(r"-?[\d.]\S*", text) or text in ("0", "1"):
+            continue
+        with contextlib.suppress(AttributeError):  # a group, or a key of a list
+            if isinstance(operator.attrgetter(key)(config), bool):
+                raise UserError(f"{key}={text} must be true or false")
 
 
 def describe_files() -> str:

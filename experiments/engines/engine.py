@@ -160,7 +160,11 @@ def _read(path: Path) -> tuple[Plan, str]:
 
 def _plan_again(path: Path, recorded: Plan) -> Plan:
     """The plan of a recorded one's configuration, in the folder that the record stands beside."""
-    again = plan(recorded.config)
+    # Its runs lie beside it, wherever its configuration says.
+    again = plan(dataclasses.replace(recorded.config, results=str(path.absolute().parents[2])))
+    again = dataclasses.replace(
+        again, config=dataclasses.replace(again.config, results=recorded.config.results)
+    )
     for identity in (again.identity, as_format_1(again.identity, again.config.evaluate.splits)):
         if run_name(identity) == recorded.run:
             return dataclasses.replace(again, identity=identity, folder=recorded.folder)

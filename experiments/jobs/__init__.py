@@ -48,13 +48,39 @@ def find_job(name: str) -> Job:
         )
 
         raise unknown("job", name, names)
+    job, mistake = _load(name)
+    if job is None:
+        from zoo.errors import UserError
+
+        raise UserError(mistake)
+    return job
+
+
+def all_jobs(notify: Callable[[str], object] = lambda line: None) -> list[Job]:
+    """Every job, by name. Imports all of their modules; notify: called with a line for each that cannot be used."""
+    found = []
+    for name in sorted(_file_names()):
+        job, mistake = _load(name)
+        if job is None:
+            notify(mistake)
+        else:
+            found.append(job)
+    return found
+
+
+def _load(name: str) -> tuple[Job | None, str]:
+    """The job in a file of this folder, or why there is none."""
+    from zoo.registry import import_error, leave_out, left_out
+
+    module = f"{__name__}.{name}"
     with signals.loading():
-        return importlib.import_module(f"{__name__}.{name}").JOB
-
-
-def all_jobs() -> list[Job]:
-    """Every job, by name. Imports all of their modules."""
-    return [find_job(name) for name in sorted(_file_names())]
+        if error := import_error(module):
+            leave_out(module, error)
+            return None, next(line for line in left_out(__name__) if module in line)
+        job = getattr(importlib.import_module(module), "JOB", None)
+    if not isinstance(job, Job):
+        return None, f"experiments/jobs/{name}.py defines no JOB = Job(...); correct it, or move it elsewhere"
+    return job, ""
 
 
 def spelled_out(words: list[str]) -> list[str]:

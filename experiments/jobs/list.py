@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,7 @@ def _print_measures() -> None:
 
 
 def _print_jobs() -> None:
-    print_table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
+    print_table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs(_tell)])
 
 
 def _print_figures() -> None:
@@ -104,6 +105,10 @@ def _print_figures() -> None:
         "Figures (job=report draws those for which there are results; job=publish figures=[...])",
         [(entry.name, entry.section, entry.title) for entry in listed()],
     )
+
+
+def _tell(line: str) -> None:
+    print(f"notice: {line}", file=sys.stderr, flush=True)
 
 
 def print_table(title: str, rows: list[tuple[str, ...]]) -> None:

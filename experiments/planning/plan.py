@@ -257,8 +257,7 @@ _LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",),
 
 def check_config(config: Config) -> None:
     """Refuse what cannot work: sizes that do not fit, data and devices that are not there. Raises UserError."""
-    if not config.dry:
-        check_writable(config.results, "results")
+    check_writable(config.results, "results")
     _check_schedule(config)
     _check_scores(config)
     _check_together(config)
@@ -276,7 +275,7 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"start.indexer={config.start.indexer}: no block of this model has an indexer; leave it out"
         )
-    if here and not config.dry:
+    if here:
         check_fits(config)
     check_data(config.data)
 
@@ -301,14 +300,33 @@ PATIENCE = 1e14
 """FLOPs of a micro-batch for each thread of a CPU, about half an hour of it: without a GPU more are refused."""
 
 
+NEAR = 30
+"""How many times the bytes that layers read a micro-batch may need: then they are counted, which takes a second."""
+
+
+@remembered
+def _activations(config: Config) -> int:
+    from experiments.costs.device_memory import device_memory
+
+    return device_memory(config).activations
+
+
+def _memory_of(config: Config, model: ModelConfig) -> Config:
+    """What decides the memory of a micro-batch, so that cells that differ in other keys are counted once."""
+    keys = ("precision", "recompute", "recompute_block", "context", "strategy", "devices")
+    trainer = TrainerConfig(**{key: getattr(config.trainer, key) for key in keys})
+    return Config(model=model, data=config.data, start=config.start, device=config.device, trainer=trainer)
+
+
 def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | None = None) -> None:
     """Refuse a model that this machine cannot hold in training, or a CPU not get through.
 
     model, tokens: the model, and the tokens of a micro-batch (None: the configuration's).
     Counted are the least bytes: of weights, gradients and AdamW's moments in fp32, and of what every layer reads for
-    its backward pass. Raises UserError.
+    its backward pass; on a CPU, where these come near to its memory, half of what PyTorch's own operators keep, for
+    fused ones need less. Raises UserError.
     """
-    t, length = config.trainer, config.data.seq_len
+    t, length, whole = config.trainer, config.data.seq_len, tokens is None
     built = meta_model(model or config.model, **config.sizes)
     device, fsdp = group.pick_device(config.device), t.strategy == "fsdp"
     gpu, tokens = (
@@ -318,27 +336,34 @@ def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | N
     layers = len(built.letters) if t.recompute == "none" else 1
     width = cost.stream_bytes(built) // (2 if group.pick_precision(t.precision, device) == "bf16" else 1)
     weights = 16 * cost.parameters(built) // (t.processes if fsdp else 1)
-    needed = (weights + tokens * width * layers) * (1 if gpu else t.devices)
-    there = machine.memory_bytes(device)
-    if needed > there:
-        raise UserError(
-            f"a model of {cost.parameters(built):,} parameters"
-            f"{f' and micro-batches of {tokens:,} tokens' * (tokens > 0)} need at least {needed:,} bytes in training, "
-            f"and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
-            "model.d_model, model.depth, data.batch_size or data.seq_len"
-        )
-    about = tokens * (6 * cost.parameters(built) + 12 * len(built.letters) * length * built.config.d_model)
-    if gpu or about < PATIENCE * t.threads:
-        return
-    from experiments.costs.model_costs import count_flops
+    kept, there = tokens * width * layers, machine.memory_bytes(device)
 
-    flops = tokens * count_flops(built, length, backward=True).per_token
-    if flops > PATIENCE * t.threads:
-        raise UserError(
-            f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in half an hour "
-            f"({PATIENCE:.0e} with each of trainer.threads={t.threads}); lower data.seq_len or data.batch_size, or use "
-            "a GPU"
-        )
+    def refuse_more(kept: int) -> None:
+        needed = (weights + kept) * (1 if gpu else t.devices)
+        if needed > there:
+            raise UserError(
+                f"a model of {cost.parameters(built):,} parameters"
+                f"{f' and micro-batches of {tokens:,} tokens' * (tokens > 0)} need at least {needed:,} bytes in "
+                f"training, and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
+                "model.d_model, model.depth, data.batch_size or data.seq_len"
+            )
+
+    refuse_more(kept)
+    if gpu:
+        return
+    about = tokens * (6 * cost.parameters(built) + 12 * len(built.letters) * length * built.config.d_model)
+    if about >= PATIENCE * t.threads:
+        from experiments.costs.model_costs import count_flops
+
+        flops = tokens * count_flops(built, length, backward=True).per_token
+        if flops > PATIENCE * t.threads:
+            raise UserError(
+                f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in half an hour "
+                f"({PATIENCE:.0e} with each of trainer.threads={t.threads}); lower data.seq_len or data.batch_size, or "
+                "use a GPU"
+            )
+    if whole and NEAR * kept > there:
+        refuse_more(_activations(_memory_of(config, built.config)) // 2)
 
 
 def _check_schedule(config: Config) -> None:

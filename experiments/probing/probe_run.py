@@ -49,7 +49,7 @@ from experiments.system import machine
 from experiments.system.machine import one_line
 from experiments.system.paths import NOT_EXPERIMENTS
 from zoo.errors import UserError
-from zoo.files import read_json, write_atomic, write_json
+from zoo.files import read_json, require_file, write_atomic, write_json
 from zoo.probes import all_measures
 from zoo.probes.measure import Row, smallest_rank
 from zoo.registry import source_hash
@@ -229,12 +229,18 @@ def write(run: Path, name: str, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def read(run: Path, name: str) -> list[tuple[Any, ...]]:
-    """The rows of a table. Raises OSError, ValueError or KeyError where it cannot be read."""
-    table = pq.ParquetFile(file(run, name)).read()
-    for column in _LATER:
-        if column in SCHEMAS[name].names and column not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), _STR))
-    return list(zip(*(table[column].to_pylist() for column in SCHEMAS[name].names), strict=True))
+    """The rows of a table. Raises OSError, ValueError or KeyError where it cannot be read, or is another table."""
+    require_file(file(run, name))
+    try:
+        table = pq.ParquetFile(file(run, name)).read()
+        for column in _LATER:
+            if column in SCHEMAS[name].names and column not in table.column_names:
+                table = table.append_column(column, pa.nulls(len(table), _STR))
+        table = table.select(SCHEMAS[name].names).cast(SCHEMAS[name])
+        table.validate(full=True)
+    except pa.ArrowException as error:  # of which some are no ValueErrors
+        raise ValueError(str(error)) from error
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 # Probing one run: its weights at one step, on its own text.

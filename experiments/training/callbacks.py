@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments import runs
-from experiments.configuration.schema import Config
+from experiments.configuration.schema import Config, TrainerConfig
 from experiments.costs.model_costs import Utilisation
 from experiments.data import Split, TaskSet, eval_windows
 from experiments.parallel import checkpoint as parallel_checkpoint
@@ -334,8 +334,9 @@ class ProbeTraining(StepCallback):
         if not path.is_file():
             return
         try:
-            self.rows = [row for row in self.tables.read(self.run, name) if row[0] <= trainer.global_step]
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+            rows = self.tables.read(self.run, name)
+            self.rows = [row for row in rows if row[0] is not None and row[0] <= trainer.global_step]
+        except (OSError, ValueError, KeyError) as error:
             print(f"warning: cannot read {path} ({machine.one_line(error)}); starting it again", flush=True)
         self.tables.write(self.run, name, self.rows)
 
@@ -427,7 +428,10 @@ def latest_checkpoint(folder: Path, check: Callable[[int, dict[str, Any]], None]
 
 
 def _latest(folder: Path, check: Callable[[int, dict[str, Any]], None]) -> Path | None:
-    """The newest checkpoint that can be used. Another one is named in a warning and the one before it is tried."""
+    """The newest checkpoint that can be used. Another one is named in a warning and the one before it is tried.
+
+    Raises UserError where there are checkpoints and none can be used: what took hours is not begun again unasked.
+    """
     for leftover in folder.glob("*.partial"):  # of a process that was killed while it wrote
         parallel_checkpoint.remove(leftover)
     paths = list_checkpoints(folder)
@@ -437,12 +441,15 @@ def _latest(folder: Path, check: Callable[[int, dict[str, Any]], None]) -> Path 
             check(runs.step_of(path), found)
         except Exception as error:  # torch raises many kinds for a damaged archive
             reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
-            instead = (
-                "falling back to the one before"
-                if following
-                else "there is none before: training starts again"
+            if following is None:
+                raise UserError(
+                    f"cannot go on from {path} ({machine.one_line(reason)}), and there is no checkpoint before it; "
+                    f"restore it, or delete {folder} and the same command trains from the start"
+                ) from error
+            print(
+                f"warning: cannot read {path} ({machine.one_line(reason)}); falling back to the one before",
+                flush=True,
             )
-            print(f"warning: cannot read {path} ({machine.one_line(reason)}); {instead}", flush=True)
             parallel_checkpoint.remove(path.with_suffix(".damaged"))
             path.rename(path.with_suffix(".damaged"))
             continue
@@ -489,8 +496,10 @@ def check_checkpoint(
         raise ValueError(f"it is of step {', '.join(map(str, sorted(steps)))}, not {step}")
     if state.get("run", run.name) != run.name:
         raise ValueError(f"it is of the run {state['run']}")
-    if "rows" not in state and not read_metrics(rows.metric_log.path):
-        raise ValueError(f"there are no rows of metrics before it in {rows.metric_log.path.name}")
+    if "rows" not in state and (gap := _missing_row(rows.metric_log.path, step, trainer)):
+        raise ValueError(
+            f"{rows.metric_log.path.name} has no {gap}, and this checkpoint of an earlier version none"
+        )
     shapes = {
         name: list(x["shape"] if isinstance(x, dict) else x.shape)  # of a sharded one, its mark
         for name, x in found["state_dict"].items()
@@ -506,6 +515,20 @@ def check_checkpoint(
     exported = exported_step(run) or 0
     if best > step or (0 < best < step and exported != best and exported <= step):
         raise ValueError(f"the best weights before it, of step {best}, are not in {run} any more")
+
+
+def _missing_row(path: Path, step: int, trainer: TrainerConfig) -> str | None:
+    """A row before a step that a metrics file should have and has not; None where none is missing.
+
+    Rows of training are as far apart as the first is from the start; trainer.log_every may have been another one.
+    """
+    there = {(row["split"], int(row["step"])) for row in read_metrics(path)}
+    every = min((s for split, s in there if split == "train"), default=trainer.log_every)
+    for split, apart in (("train", max(1, every)), ("validation", trainer.val_every)):
+        for due in range(apart, step + 1, apart):
+            if (split, due) not in there:
+                return f"row of {split} at step {due}"
+    return None
 
 
 def exported_step(folder: Path) -> int | None:

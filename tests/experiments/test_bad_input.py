@@ -78,6 +78,7 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["trainer.max_minutes=0"], "trainer.max_minutes=0.0"),
         (["trainer.max_minutes=nan"], "trainer.max_minutes=nan must be a number above 0"),
         (["data.batch_size=0"], "data.batch_size"),
+        (["trainer.compile=3"], "trainer.compile=3 must be true or false"),
         (["data.seq_len=0"], "data.seq_len"),
         (["data.seq_len=100000"], "the text is too small"),
         (["model.depth=0"], "model.depth"),
@@ -118,6 +119,15 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
 @pytest.mark.slow
 def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
     assert_refused(lab, lab.here(*flags, *words), says)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dry", ["false", "true"])
+def test_a_micro_batch_that_does_not_fit_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch, dry: str):
+    """What layers read is 16 GB, what they keep seven times that."""
+    monkeypatch.setattr("experiments.planning.plan.machine.memory_bytes", lambda device: 2**35)
+    outcome = lab.here("data.batch_size=1000000", f"dry={dry}")
+    assert_refused(lab, outcome, "micro-batches of 32,000,000 tokens need at least 57,")
 
 
 def test_several_values_without_multirun_are_refused(lab: Lab):

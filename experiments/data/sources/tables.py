@@ -75,8 +75,13 @@ def _parquet_rows(file: Path, column: str) -> Iterator[str | None]:
         for batch in pq.ParquetFile(file).iter_batches(columns=[column], batch_size=16384):
             values = batch.column(0).to_pylist()
             yield from (value and value.decode() for value in values) if binary else values
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise UserError(
+            f"{file}: column '{column}' is not UTF-8 text: it has the byte 0x{bad:02x}; write it again from text"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} is damaged: {_first_line(error)}") from error
 
 
 def _strings(file: Path, column: str) -> bool:
@@ -86,8 +91,8 @@ def _strings(file: Path, column: str) -> bool:
 
     try:
         schema = pq.read_schema(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file} cannot be read as parquet: {str(error).splitlines()[0]}") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as parquet: {_first_line(error)}") from error
     if schema.names.count(column) != 1:
         raise _no_column(file, column, schema.names)
     kind = schema.field(column).type
@@ -97,6 +102,10 @@ def _strings(file: Path, column: str) -> bool:
     if kind in (pa.binary(), pa.large_binary(), pa.binary_view()):  # writers that do not know strings
         return True
     raise UserError(f"{file}: column '{column}' holds {kind}, not strings; name another one that does")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _csv_rows(file: Path, column: str, separators: str) -> Iterator[str | None]:

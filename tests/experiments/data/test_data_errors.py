@@ -1,5 +1,7 @@
 """Bad input is refused with a line that says what to do, before anything is written."""
 
+import dataclasses
+
 import pytest
 
 from experiments.data import DataConfig, check, fingerprint, prepare
@@ -116,6 +118,10 @@ def test_wikitext_files(wikitext_folder, refused, cache, tmp_path):
     refused(wikitext(wikitext_folder, cache, train_path=str(train)), r"no column 'text' \(it has body\)")
     pq.write_table(pa.table({"text": [1]}), train)
     refused(wikitext(wikitext_folder, cache, train_path=str(train)), "column 'text' holds int64, not strings")
+    for kind in (pa.string(), pa.binary()):
+        pq.write_table(pa.table({"text": pa.array([b"good", b"caf\xe9"], pa.binary()).view(kind)}), train)
+        cfg = dataclasses.replace(wikitext(wikitext_folder, cache), name="text", path=str(train))
+        refused(cfg, "column 'text' is not UTF-8 text: it has the byte 0xe9; write it again from text")
 
 
 def test_a_cache_folder_that_is_a_file(config, text_file):

@@ -10,7 +10,7 @@ import pytest
 from support.program import Lab
 
 import analysis
-from experiments import cli
+from experiments import cli, jobs
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, spelled_out
 from experiments.runs import METRIC_COLUMNS, read_metrics
@@ -134,6 +134,22 @@ def test_list_names_everything(lab: Lab):
     ]:
         assert re.search(rf"\b{name}\b", outcome.out), name
     assert lab.left_behind() == []
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_be_used_takes_only_itself_away(lab: Lab, tmp_path, monkeypatch):
+    for name, source in {"torn": "import (", "leaves": "raise SystemExit", "empty": ""}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setattr(jobs, "__path__", [*jobs.__path__, str(tmp_path)])
+    outcome = lab.here("job=list", "show=jobs")
+    assert outcome.status == 0, outcome
+    assert "train one model" in outcome.out
+    said = [line.split("notice: ")[1] for line in outcome.err.splitlines()]
+    assert [
+        reason in line for reason, line in zip(["no JOB", "SystemExit", "SyntaxError"], said, strict=True)
+    ] == [True] * 3
+    outcome = lab.here("job=torn")
+    assert (outcome.status, outcome.err.count("SyntaxError")) == (2, 1), outcome
 
 
 @pytest.mark.slow

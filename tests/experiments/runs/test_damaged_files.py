@@ -113,6 +113,29 @@ def test_weights_of_the_last_checkpoint_are_exported_again(lab: Lab, finished: L
     assert_same_run(lab.run_folder(), finished.run_folder())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("torn", [False, True])
+def test_without_a_checkpoint_to_go_on_from_nothing_is_begun_again_unasked(
+    lab: Lab, finished: Lab, stopped: Lab, torn: bool
+):
+    """Here of an earlier version, whose checkpoints had no rows of metrics: those of the file have to be whole."""
+    shutil.copytree(stopped.results, lab.results)
+    run = lab.run_folder()
+    for path in (run / "checkpoints").iterdir():
+        found = torch.load(path, weights_only=True)
+        del found["callbacks"]["MetricRows"]["rows"]
+        torch.save(found, path)
+    whole = (run / "metrics.csv").read_bytes()
+    (run / "metrics.csv").write_bytes(whole[:-9] if torn else b"")
+    outcome = lab.here()
+    assert outcome.status == 2, outcome
+    assert f"has no row of {'validation at step 10' if torn else 'train at step 5'}" in outcome.err
+    assert f"delete {run / 'checkpoints'} and the same command trains from the start" in outcome.err
+    shutil.rmtree(run / "checkpoints")
+    assert lab.here().status == 0
+    assert_same_run(run, finished.run_folder())
+
+
 # Records of cells.
 
 

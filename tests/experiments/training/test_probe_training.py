@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from support.program import Lab, assert_same_run
@@ -117,3 +119,18 @@ def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
     assert outcome.status == 0, outcome.err
     assert f"warning: cannot read {path}" in outcome.out
     assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
+
+
+def test_a_table_that_is_none_is_an_error_that_resuming_expects(tmp_path: Path):
+    probe_run.write(tmp_path, "training", [])
+    place, names = probe_run.file(tmp_path, "training"), probe_run.SCHEMAS["training"].names
+    whole = place.read_bytes()
+    tables = [
+        pa.table({"x": [1]}),
+        pa.table({name: ["x"] for name in names}),
+        pa.table({"step": pa.array([[1]])}),
+    ]
+    for content in (b"", whole[:-9], *tables):
+        pq.write_table(content, place) if isinstance(content, pa.Table) else place.write_bytes(content)
+        with pytest.raises((OSError, ValueError, KeyError)):
+            probe_run.read(tmp_path, "training")

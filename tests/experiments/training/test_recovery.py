@@ -42,16 +42,6 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(lab: Lab, finished:
 
 
 @pytest.mark.slow
-def test_without_a_readable_checkpoint_a_run_starts_again(lab: Lab, finished: Lab, unfinished: Path):
-    for path in _checkpoints(unfinished):
-        path.write_bytes(b"")
-    outcome = lab.here()
-    assert outcome.status == 0, outcome.err
-    assert outcome.out.count("warning: cannot read") == 2
-    assert_same_run(unfinished, finished.run_folder())
-
-
-@pytest.mark.slow
 def test_a_run_stopped_before_its_summary_only_scores_again(lab: Lab, finished: Lab, unfinished: Path):
     shutil.copy(finished.run_folder() / "model.safetensors", unfinished)
     for place in (unfinished, unfinished / "checkpoints"):

@@ -1,0 +1,658 @@
+"""make fuzz: bad input, damaged files, kills, full disks, Ctrl-C and attacks; a small share of it is a test.
+
+Every command is a fork of one warm process, in a folder of its own. It has to do its work, or to end with one line on
+the standard error (exit status 2; 1 where a run failed) and nothing written. A fault is
+
+    traceback   one was printed, or a signal ended the process
+    silence     exit 0 without the work, or with another value than the one that was typed
+    wait        more than 15 s of processor time, or a minute of waiting, without a word
+    outside     a file outside of results and cache was written: the guard in every fork stops that, and tells
+    words       no line or several, or control characters in them
+    written     refused, and something is written
+    differs     a run that was disturbed and goes on is not bit for bit the undisturbed one
+
+FUZZ_SEED=7 draws other cases. A fault is printed with the words, or the damage, that show it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from fuzz.hostile import DAMAGE, JOBS, KEYS, commands
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from support.program import RUN, TINY, assert_same_run, later_wins, write_text
+from support.steady import BAR
+
+SEED = int(os.environ.get("FUZZ_SEED", "43"))
+WORDS = [*TINY, "data.path=../text.txt", "results=../results"]
+FAULTS = ("traceback", "silence", "wait", "outside", "words", "written", "differs")
+PLACES = ("results", "out", "generate.out", "bench.out", "data.cache_dir", "name", "suite", "gpu.")
+"""Keys that say where something is written."""
+
+
+@dataclasses.dataclass
+class Case:
+    """A command, and what is done to it.
+
+    kind: the row of the table; words: with names of places in capitals; damage: done to the lab before; at: the file
+    event (opened, renamed, removed, ...) of the process at which `signal` is sent to it; room: bytes that its files can
+    have; again: the same command follows undisturbed, and is compared; judge: more to ask of how it ended.
+    """
+
+    kind: str
+    words: tuple[str, ...]
+    hostile: tuple[str, ...] = ()
+    damage: Callable[[Path], object] | None = None
+    told: str = ""
+    at: int = 0
+    signal: int = signal.SIGKILL
+    room: int | None = None
+    again: bool = False
+    judge: Callable[[Path, Ended], str | None] | None = None
+    resumes: bool = False
+
+    def __str__(self) -> str:
+        disturbed = f"{signal.Signals(self.signal).name} at event {self.at}" if self.at else ""
+        return " ".join(filter(None, [*self.words, *map(ascii, self.hostile), self.told, disturbed,
+                                      f"files of {self.room} bytes" if self.room is not None else ""]))  # fmt: skip
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a process ended. status: None where it was ended here; spoken: it had said something by then."""
+
+    status: int | None
+    out: str
+    err: str
+    seconds: float
+    guarded: list[str]
+    lost: list[str]
+
+
+# A fork: the program's own entry with its words, its output in pipes, and a guard on files.
+
+
+def warm() -> None:
+    """Import in this process what jobs import; no thread is started, for a fork would lose it."""
+
+    from experiments.jobs import all_jobs
+
+    all_jobs()
+
+
+class Fork:
+    """A running command in a lab."""
+
+    def __init__(self, lab: Path, case: Case, disturbed: bool, shared: Path) -> None:
+        ends = [os.pipe() for _ in range(3)]
+        self.case, self.lab, self.disturbed, self.began = case, lab, disturbed, time.monotonic()
+        self.before = files_of(lab)
+        sys.stdout.flush()
+        if (pid := os.fork()) == 0:
+            status = 70
+            try:
+                status = self._run(ends, shared)
+            finally:
+                os._exit(status)
+        self.pid, self.read, self.said, self.status, self.worked = (
+            pid,
+            [read for read, _ in ends],
+            [b"", b"", b""],
+            None,
+            0.0,
+        )
+        for read, write in ends:
+            os.close(write)
+            os.set_blocking(read, False)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+
+    def _run(self, ends: list[tuple[int, int]], shared: Path) -> int:
+        os.setpgid(0, 0)
+        lab, case = self.lab, self.case
+        for (_, write), fd in zip(ends[:2], (1, 2), strict=True):
+            fcntl.fcntl(write, 1031, 1 << 20)  # F_SETPIPE_SZ
+            os.dup2(write, fd)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        os.dup2(os.open(lab / "FILE", os.O_RDONLY), 0)
+        os.chdir(lab / "cwd")
+        places = {"ARCHZOO_CACHE": "cache", "TMPDIR": "tmp", "HOME": "home"}
+        os.environ.update({key: str(lab / name) for key, name in places.items()})
+        tempfile.tempdir = None
+        resource.setrlimit(resource.RLIMIT_AS, (memory() + (6 << 30), resource.RLIM_INFINITY))
+        if self.disturbed and case.room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (case.room, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        guard([lab, shared], ends[2][1], case.at if self.disturbed else 0, case.signal)
+        sys.argv = [RUN, *placed(case, lab)]
+        from experiments import cli, front_desk
+
+        compose = cli.compose
+
+        def composed(*args: Any) -> Any:
+            configs = compose(*args)
+            lost = [
+                line
+                for config in configs
+                for line in lost_values(config, placed(case, lab)[-len(case.hostile) :])
+            ]
+            os.write(ends[2][1], "".join(f"lost {line}\n" for line in lost if case.hostile).encode())
+            return configs
+
+        cli.compose = composed
+        try:
+            status = front_desk.main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+            status = 71
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return status
+
+    def poll(self) -> Ended | None:
+        """Read what it says; end it where it has worked long enough; returns how it ended."""
+        for i, fd in enumerate(self.read):
+            with contextlib.suppress(BlockingIOError):
+                while part := os.read(fd, 1 << 16):
+                    self.said[i] += part
+        if self.status is None:
+            done, status, used = os.wait4(self.pid, os.WNOHANG)
+            if not done:
+                seconds, silent = processor_seconds(self.pid), not (self.said[0] or self.said[1])
+                if seconds > self.worked + 0.01:
+                    self.worked, self.began = seconds, time.monotonic()
+                if (
+                    seconds > (15 if silent else 5) * (1 + 9 * self.case.again)
+                    or time.monotonic() - self.began > 45
+                ):
+                    os.killpg(self.pid, signal.SIGKILL)
+                    self.late = True
+                return None
+            self.status, self.seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+            return self.poll()
+        for fd in self.read:
+            os.close(fd)
+        out, err, told = (part.decode(errors="replace") for part in self.said)
+        lines = told.splitlines()
+        return Ended(
+            None if getattr(self, "late", False) else self.status, out, err, self.seconds,
+            [x for x in lines if not x.startswith("lost ")], [x[5:] for x in lines if x.startswith("lost ")],
+        )  # fmt: skip
+
+
+def guard(roots: list[Path], tell: int, at: int, number: int) -> None:
+    """From now on nothing is written outside of the roots: that is told and refused. Event `at` brings a signal."""
+    allowed, count = tuple(f"{os.path.realpath(root)}/" for root in roots), 0
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event == "open":
+            path, _, flags = args
+            if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                return
+            paths = (path,)
+        elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown"):
+            paths = args[:1]
+        elif event in ("os.rename", "os.link", "os.symlink"):
+            paths = args[:2] if event != "os.symlink" else args[1:2]
+        else:
+            return
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), number)
+        for path in paths:
+            place = os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes) else allowed[0]
+            if (
+                f"{place}/".startswith(allowed)
+                or place == os.devnull
+                or (event == "os.mkdir" and os.path.isdir(place))
+            ):
+                continue
+            os.write(tell, f"{event} {place!a}\n".encode())
+            raise PermissionError(13, "outside of the lab", place)
+
+    sys.addaudithook(watch)
+
+
+def placed(case: Case, lab: Path) -> list[str]:
+    """The words of a command with the places of its lab, flags first."""
+    run = next((lab / "results/default").glob("*/config.yaml"), lab / "no").parent
+    plain = next((lab / "results/plain").glob("*/config.yaml"), lab / "no").parent
+    record = next((lab / "results/default/.cells").glob("*.json"), lab / "no")
+    names = {
+        "RUNS": "../results/default",
+        "RUN": f"../results/default/{run.name}",
+        "RECORD": f"../results/default/.cells/{record.name}",
+        "PLAIN": f"../results/plain/{plain.name}",
+        "EXPORT": "../export",
+        "NEW": "../new",
+    }
+    names |= {name: f"../{name}" for name in ("FILE", "FOLDER", "PIPE", "LINK", "LOOP")}
+    words = [
+        re.sub(r"\b[A-Z]{3,6}\b", lambda found: names.get(found[0], found[0]), word)
+        for word in (*case.words, *case.hostile)
+    ]
+    flags = [word for word in words if word.startswith("--")]
+    return [*flags, *later_wins([*WORDS, *(word for word in words if word not in flags)])]
+
+
+def lost_values(config: Any, words: Iterable[str]) -> list[str]:
+    """Words whose values the configuration has not: another number, truth of a number, another text."""
+    found = []
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in KEYS:
+            continue
+        kind, value = str(KEYS[key][0]), config
+        for name in key.split("."):
+            value = getattr(value, name)
+        typed = text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text[:1] == '"' else text
+        if isinstance(value, bool) and typed.lower() not in (
+            "true",
+            "false",
+            "1",
+            "0",
+            "yes",
+            "no",
+            "on",
+            "off",
+            "y",
+            "n",
+            "t",
+            "f",
+        ):
+            found.append(f"{key}={typed!a} became {value}")
+        elif type(value) in (int, float):
+            with contextlib.suppress(ValueError):
+                if float(typed) != value and not math.isnan(value):
+                    found.append(f"{key}={typed!a} became {value}")
+        elif (
+            isinstance(value, str)
+            and "str" in kind
+            and value != typed
+            and "$" not in typed
+            and typed[:1] != "~"
+        ):
+            found.append(f"{key}={typed!a} became {value!a}")
+    return found
+
+
+def memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def processor_seconds(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        return sum(
+            map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])
+        ) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+# Labs: results of two runs (complete, stopped), what is made of them, text and tables, all by relative paths.
+
+
+def files_of(lab: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file of a lab but for its cache."""
+    found = {}
+    for folder, _, names in os.walk(lab):
+        if folder != str(lab / "cache") and not folder.startswith(f"{lab / 'cache'}/"):
+            found |= {f"{folder}/": (0, 0)}
+            infos = {f"{folder}/{name}": os.lstat(f"{folder}/{name}") for name in names}
+            found |= {place: (info.st_size, info.st_mtime_ns) for place, info in infos.items()}
+    return {place.removeprefix(f"{lab}/"): info for place, info in found.items()}
+
+
+class Fuzz:
+    """Labs, and the cases that are run in them, one on each processor; the table of how they ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shared, self.template = folder, folder / "shared", folder / "template"
+        self.shared.mkdir(parents=True)
+        os.environ |= {
+            "HF_HUB_OFFLINE": "1",
+            "MPLCONFIGDIR": str(self.shared),
+            "NUMBA_CACHE_DIR": str(self.shared / "numba"),
+        }
+        sys.dont_write_bytecode = True
+        warm()
+        self.counts: dict[str, Counter[str]] = {}
+        self.faults: list[str] = []
+        self.seconds = 0.0
+        self._fill(self.template)
+
+    def _fill(self, lab: Path) -> None:
+        import pandas as pd
+
+        for name in ("cwd", "tmp", "home", "FOLDER", "results", "cache"):
+            (lab / name).mkdir(parents=True)
+        (lab / "FILE").write_text("The \nA \n")
+        write_text(lab / "text.txt")
+        rows = pd.DataFrame({"text": [f"{i} the cat sat on the mat\n" * 9 for i in range(30)]})
+        rows.to_parquet(lab / "table.parquet")
+        rows.to_csv(lab / "table.csv")
+        rows.to_json(lab / "table.jsonl", orient="records", lines=True)
+        for words in (
+            ("name=stopped", "trainer.pause_at=14"), ("trainer.probe_every=10",),
+            ("job=probe", "runs=RUNS", "probe.extrapolate=1"),
+            ("name=plain", "model=transformer", "trainer.max_steps=1"), ("job=export", "run=PLAIN", "out=EXPORT"),
+            ("--multirun", "sweep.engine=list", "seed=0,1"),
+        ):  # fmt: skip
+            self.done(
+                lab,
+                Case(
+                    "template",
+                    words,
+                    told="pauses" * any(w.startswith(("trainer.pause", "sweep")) for w in words),
+                ),
+            )
+        shutil.copytree(lab / "results/default", lab / "undisturbed")
+        self.specials(lab)
+
+    def specials(self, lab: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(lab / "PIPE")
+            (lab / "LINK").symlink_to(lab / "nowhere")
+            (lab / "LOOP").symlink_to(lab / "LOOP")
+
+    def done(self, lab: Path, case: Case) -> Ended:
+        fork = Fork(lab, case, False, self.shared)
+        while (ended := fork.poll()) is None:
+            time.sleep(0.01)
+        self.seconds += ended.seconds
+        assert ended.status == 0 or case.told, ended
+        return ended
+
+    def _lab(self, number: int) -> Path:
+        lab = self.folder / f"lab{number}"
+        if not lab.exists():
+            specials = shutil.ignore_patterns("PIPE", "LINK", "LOOP")
+            shutil.copytree(self.template, lab, symlinks=True, ignore=specials)
+            self.specials(lab)
+        return lab
+
+    def run(self, cases: list[Case]) -> None:
+        """Run the cases, and count how they ended."""
+        waiting, workers = list(enumerate(cases)), len(os.sched_getaffinity(0))
+        running: dict[int, Fork] = {}
+        while waiting or running:
+            for worker in range(workers):
+                if worker not in running and waiting:
+                    _, case = waiting.pop(0)
+                    lab = self._lab(worker)
+                    if case.damage is not None:
+                        case.damage(lab)
+                    running[worker] = Fork(lab, case, True, self.shared)
+            for worker, fork in list(running.items()):
+                if (ended := fork.poll()) is None:
+                    continue
+                del running[worker]
+                self.seconds += ended.seconds
+                if fork.disturbed and fork.case.again:
+                    self.count(fork, ended)
+                    running[worker] = Fork(fork.lab, fork.case, False, self.shared)
+                    continue
+                self.count(fork, ended)
+                if fork.case.damage or fork.case.again or files_of(fork.lab) != fork.before:
+                    remove(fork.lab)
+            time.sleep(0.005)
+
+    def count(self, fork: Fork, ended: Ended) -> None:
+        """Add the end of a case to the table, and its faults to the list."""
+        found, row = faults_of(fork, ended), self.counts.setdefault(fork.case.kind, Counter())
+        row["cases"] += fork.disturbed
+        ways = {0: "done", 2: "refused", 1: "failed", None: "at work"}
+        row[ways.get(ended.status, "ended")] += fork.disturbed
+        for fault, why in found:
+            row[fault] += 1
+            self.faults.append(f"{fault}: {fork.case.kind}: {fork.case}: {why}")
+            if os.environ.get("FUZZ_TELL"):
+                print(self.faults[-1], flush=True)
+
+    def table(self) -> str:
+        columns = ("cases", "done", "refused", "failed", "at work", "ended", *FAULTS)
+        lines = [f"{'':<16}" + "".join(f"{name:>10}" for name in columns)]
+        total: Counter[str] = sum(self.counts.values(), Counter())
+        for kind, row in [*self.counts.items(), ("all", total)]:
+            lines.append(f"{kind:<16}" + "".join(f"{row[name]:>10}" for name in columns))
+        return "\n".join(lines)
+
+
+def remove(lab: Path) -> None:
+    """Remove a lab; a folder may be in the place of a file."""
+    shutil.rmtree(lab)
+
+
+# What is asked of an end.
+
+
+def faults_of(fork: Fork, ended: Ended) -> list[tuple[str, str]]:
+    """(fault, why) for all that is wrong with how a command ended."""
+    case, found, lab = fork.case, [], fork.lab
+    text = ended.out + ended.err
+    lines = [line for line in re.split("[\n\r]", ended.err) if line.strip() and not BAR.search(line)]
+    errors = [line for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if not line.startswith(("error: ", "notice: ", "warning: "))]
+    killed = fork.disturbed and case.at and ended.status == -case.signal
+    if "Traceback (most recent call last)" in text or ended.status in (70, 71):
+        found.append(("traceback", ended.err.strip().splitlines()[-1] if ended.err.strip() else "?"))
+    elif ended.status is not None and ended.status < 0 and not killed:
+        found.append(("traceback", f"signal {-ended.status}"))
+    if ended.status is None and not text:
+        found.append(("wait", f"{ended.seconds:.0f} s"))
+    found += [("outside", line) for line in ended.guarded]
+    control = {c for c in text.replace("\x1b[A", "") if unicodedata.category(c) == "Cc" and c not in "\n\t\r"}
+    found += [("words", f"control characters {control!a}")] * bool(control)
+    interrupted = ended.status in (130, 143) and fork.disturbed and case.signal == signal.SIGINT
+    if ended.status in (1, 2) or interrupted:
+        if len(errors) != 1 or (others and ended.status == 2):
+            found.append(("words", f"status {ended.status}: {ended.err[-300:]!a}"))
+    elif ended.status not in (0, None) and not killed and ended.status not in (70, 71) and ended.status > 0:
+        found.append(("words", f"status {ended.status}: {ended.err[-300:]!a}"))
+    after = files_of(lab)
+    changed = {
+        place
+        for place in {*after, *fork.before}
+        if after.get(place) != fork.before.get(place) and not place.endswith("/")
+    }
+    left = [place for place in changed if not place.startswith("results/") and place in after]
+    elsewhere = any(word.startswith(PLACES) for word in (*case.words, *case.hostile))
+    if ended.status == 2 and changed and case.damage is None and not case.at and case.room is None:
+        found.append(("written", ", ".join(sorted(changed)[:3])))
+    elif left and not killed and ended.status is not None and not elsewhere:
+        found.append(("outside", ", ".join(sorted(left)[:3])))
+    if ended.status == 0:
+        found += [("silence", line) for line in ended.lost]
+        if not ended.out.strip():
+            found.append(("silence", "exit 0 without a word"))
+        if case.judge is not None and (why := case.judge(lab, ended)):
+            found.append(("silence", why))
+    if case.resumes and not fork.disturbed if case.again else case.resumes:
+        found += differences(lab, case.words[0].removeprefix("name="), ended)
+    return found
+
+
+def differences(lab: Path, name: str, ended: Ended) -> list[tuple[str, str]]:
+    """What the run of a lab is in which it went on, beside the undisturbed one."""
+    if ended.status != 0:
+        return [("differs", f"status {ended.status}: {ended.err[-200:]}")]
+    try:
+        (whole,) = (path.parent for path in (lab / "undisturbed").glob("*/summary.json"))
+        assert_same_run(lab / "results" / name / whole.name, whole)
+    except Exception as error:
+        return [("differs", f"{type(error).__name__}: {str(error)[:200]}")]
+    return []
+
+
+# Campaigns.
+
+
+def drawn(strategy: Any, number: int, start: int) -> list[Any]:
+    """So many examples of a strategy."""
+    found: list[Any] = []
+
+    @seed(start)
+    @settings(
+        max_examples=number,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def keep(example: Any) -> None:
+        found.append(example)
+
+    keep()
+    return found
+
+
+def bad_input(number: int, start: int) -> list[Case]:
+    return [Case(job, words, hostile) for job, words, hostile in drawn(commands(), number, start)]
+
+
+READERS = {
+    "results/default/": ("evaluate", "generate", "probe", "report", "publish", "export", "again"),
+    "results/stopped/": ("resume",),
+    "cache/": ("train", "evaluate"),
+    "export/": ("import", "start"),
+    "table.": ("table",),
+    "text.txt": ("train",),
+    "results/default/.cells/": ("cell",),
+}
+MORE = {
+    "again": ("trainer.probe_every=10",), "resume": ("name=stopped",), "start": ("start.weights=EXPORT", "dry=true"),
+    **{name: JOBS[name] for name in ("evaluate", "generate", "probe", "report", "publish")},
+    **{name: JOBS[name] for name in ("export", "train", "import", "cell")},
+}  # fmt: skip
+
+
+def damaged(template: Path, number: int, start: int) -> list[Case]:
+    """A file of a lab is damaged, and a job reads it."""
+    draw, cases = random.Random(start), []
+    files = [p for p in files_of_all(template) if not p.startswith(("undisturbed", "home", "tmp", "cwd"))]
+    groups: dict[str, list[str]] = {prefix: [] for prefix in READERS}
+    for file in files:
+        if prefixes := [prefix for prefix in READERS if file.startswith(prefix)]:
+            groups[max(prefixes, key=len)].append(file)
+    for _ in range(number):
+        prefix = draw.choice(
+            [p for p in READERS if groups[p] for _ in range(3 if p.startswith("results/") else 1)]
+        )
+        file, how, job, own = (
+            draw.choice(groups[prefix]),
+            draw.choice(list(DAMAGE)),
+            draw.choice(READERS[prefix]),
+            draw.random(),
+        )
+        words = ("trainer.max_steps=2", f"data.path=../{file}") if job == "table" else MORE[job]
+
+        def damage(lab: Path, file: str = file, how: str = how, own: float = own) -> None:
+            DAMAGE[how](lab / file, random.Random(own))
+
+        cases.append(
+            Case(
+                f"damaged {how}",
+                words,
+                damage=damage,
+                told=f"[{how} {file} {own}] {job}",
+                resumes=job == "resume",
+            )
+        )
+    return cases
+
+
+def files_of_all(lab: Path) -> list[str]:
+    return sorted(
+        str(p.relative_to(lab))
+        for p in lab.rglob("*")
+        if p.is_file() and p.stat().st_size and "catalogue" not in p.name
+    )
+
+
+DISTURBED = {
+    "training": ("name=new",),
+    "preparing": ("name=new", "data.cache_dir=../cache/new"),
+    "stopped": ("name=stopped",),
+}
+
+
+def stopped(fuzz: Fuzz, kind: str, number: int, start: int, **how: Any) -> list[Case]:
+    """Runs that a signal ends at a random file event, or whose files cannot grow, and that go on afterwards."""
+    draw, cases = random.Random(start), []
+    for i in range(number):
+        name, words = list(DISTURBED.items())[i % len(DISTURBED)]
+        at = (
+            {"at": draw.randrange(1, 160)} if "room" not in how else {"room": int(10 ** draw.uniform(0, 5.3))}
+        )
+        cases.append(Case(f"{kind} {name}", words, again=True, resumes=True, **{**how, **at}))
+    return cases
+
+
+def campaign(folder: Path, share: float, start: int) -> Fuzz:
+    """All kinds of cases; share: of the whole number of each."""
+    fuzz = Fuzz(folder)
+
+    def some(number: int) -> int:
+        return round(number * share)
+
+    fuzz.run(bad_input(some(2000), start))
+    fuzz.run(damaged(fuzz.template, some(240), start))
+    fuzz.run(stopped(fuzz, "killed", some(100), start))
+    fuzz.run(stopped(fuzz, "full disk", some(50), start, room=0))
+    fuzz.run(stopped(fuzz, "Ctrl-C", some(24), start, signal=signal.SIGINT))
+    return fuzz
+
+
+@pytest.mark.slow
+def test_a_small_share_of_it(tmp_path: Path):
+    """In a process of its own, whose forks are of a process without threads."""
+    place = {"TMPDIR": str(tmp_path), "FUZZ_SHARE": "0.005"}
+    done = subprocess.run(
+        [sys.executable, __file__], env={**os.environ, **place}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    cases = re.search(r"^all +(\d+)", done.stdout, re.MULTILINE)
+    assert int(cases[1]) > 9, done.stdout
+
+
+def main() -> int:
+    """Run the whole; returns 1 where there was a fault."""
+    print(f"seed {SEED} (FUZZ_SEED=N draws other cases)", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        fuzz = campaign(Path(folder), float(os.environ.get("FUZZ_SHARE", "1")), SEED)
+    print("\n".join([*fuzz.faults, "", fuzz.table()]))
+    print(f"{time.monotonic() - began:.0f} s, {fuzz.seconds:.0f} s of processor time")
+    return bool(fuzz.faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
