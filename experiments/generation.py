@@ -55,9 +55,9 @@ class Continuation:
         self._unsettled.append(token)
         decoded = self._tokenizer.decode(self._unsettled)
         # A token may end inside a character; the replacement sign at the end waits for the rest of it.
-        whole = decoded.rstrip(_INCOMPLETE)
-        before, self.text = len(self.text), self._settled + whole
-        if whole == decoded:
+        complete = decoded.rstrip(_INCOMPLETE)
+        before, self.text = len(self.text), self._settled + complete
+        if complete == decoded:
             self._settled, self._unsettled = self.text, []
         self._cut(before)
 
@@ -71,8 +71,8 @@ class Continuation:
 
     def _cut(self, before: int) -> None:
         """End the text at the first stop sequence that reaches past its first `before` characters."""
-        found = [self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop]
-        places = [place for place in found if place >= 0]
+        ends = [self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop]
+        places = [place for place in ends if place >= 0]
         if places:
             self.text, self.ended = self.text[: min(places)], True
 
@@ -119,11 +119,11 @@ class Speed:
     def describe(self) -> str:
         """The time to the first token and the prompt's speed, then the time and the speed of decoding."""
         first = f"first token after {self.prompt_s / self.batches:.3g} s"
-        told = f"{first} (prompt: {self.prompt_tokens / self.prompt_s:,.0f} tokens/s)"
+        line = f"{first} (prompt: {self.prompt_tokens / self.prompt_s:,.0f} tokens/s)"
         if not self.steps:
-            return told
+            return line
         step = f"{1000 * self.decode_s / self.steps:.2f} ms a {'token' if self.steps == self.decoded else 'step'}"
-        return f"{told}, then {step} ({self.decoded / self.decode_s:,.1f} tokens/s)"
+        return f"{line}, then {step} ({self.decoded / self.decode_s:,.1f} tokens/s)"
 
 
 def encode_prompts(loaded: LoadedRun, texts: Sequence[str], options: GenerateConfig) -> list[list[Tensor]]:

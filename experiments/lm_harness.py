@@ -100,15 +100,15 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Σ ln p of all tokens of each text, by windows of the trained length."""
-        found = []
+        totals = []
         for done, request in enumerate(requests):
             (text,) = request.args
             tokens = np.asarray(self.tok_encode(text))
             nats, count = (0.0, 0) if len(tokens) < 2 else self._rolling(tokens)
             self.tokens_read += count
-            found.append(-nats)
+            totals.append(-nats)
             self.sink("rolling", done + 1, len(requests))
-        return found
+        return totals
 
     def _rolling(self, tokens: np.ndarray) -> tuple[float, int]:
         split = _Tokens(tokens)
@@ -121,15 +121,15 @@ class HarnessModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Σ ln p of each continuation after its context, and whether every token of it is the most likely one."""
         asked = [self._fit(place, *request[1:]) for place, request in enumerate(requests)]
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(asked)
+        answers: list[tuple[float, bool]] = [(0.0, True)] * len(asked)
         done = sum(not one.tokens for one in asked)
         with evaluation_mode(self.model), self._autocast():
             for batch in self._batches([one for one in asked if one.tokens]):
                 for place, answer in self._answers(batch):
-                    found[place] = answer
+                    answers[place] = answer
                     done += 1
                 self.sink("choices", done, len(asked))
-        return found
+        return answers
 
     def _fit(self, place: int, context: Sequence[int], tokens: Sequence[int]) -> _Asked:
         """What the model reads: a context that is too long loses its beginning.
@@ -192,7 +192,7 @@ class HarnessModel(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text after each context, up to the first of its stop sequences; requests of equal settings together."""
-        found, done = [""] * len(requests), 0
+        answers, done = [""] * len(requests), 0
         settings = [_generation(request.args[1]) for request in requests]
         order = sorted(range(len(requests)), key=lambda place: repr(settings[place]))
         for _, alike in itertools.groupby(order, key=lambda place: repr(settings[place])):
@@ -201,10 +201,10 @@ class HarnessModel(TemplateLM):
                 places = alike[begin : begin + self.batch_size]
                 texts = [requests[place].args[0] for place in places]
                 for place, text in zip(places, self._continued(texts, settings[places[0]]), strict=True):
-                    found[place] = text
+                    answers[place] = text
                 done += len(places)
                 self.sink("generation", done, len(requests))
-        return found
+        return answers
 
     def _continued(self, contexts: Sequence[str], options: GenerateConfig) -> list[str]:
         room = max(1, self.model.seq_len - options.tokens)

@@ -297,10 +297,10 @@ def add_gradients(parameters: Iterable[Tensor], shard: Shard) -> None:
     parameters = [p for p in parameters if p.requires_grad]
     if not parameters:
         return
-    found = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-    found = found.to(parameters[0].device)
-    dist.all_reduce(found, group=shard.group)
-    parameters = [p for p, ranks in zip(parameters, found.tolist(), strict=True) if ranks]
+    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    present = present.to(parameters[0].device)
+    dist.all_reduce(present, group=shard.group)
+    parameters = [p for p, ranks in zip(parameters, present.tolist(), strict=True) if ranks]
     for dtype in {p.dtype: None for p in parameters}:
         alike = [p for p in parameters if p.dtype == dtype]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
@@ -375,10 +375,10 @@ def by_keys(
     gathered = [gather(x, shard) for x in keys]
     outputs, losses = [], {}
     for piece in shard.pieces:
-        own = (None if x is None else x[:, piece.queries] for x in queries)
-        o, found = read(*own, *(x[:, piece.keys] for x in gathered), cu_seqlens=piece.cu_seqlens)
+        part = (None if x is None else x[:, piece.queries] for x in queries)
+        o, partial = read(*part, *(x[:, piece.keys] for x in gathered), cu_seqlens=piece.cu_seqlens)
         outputs.append(o)
-        for name, loss in found.items():
+        for name, loss in partial.items():
             losses[name] = losses.get(name, 0) + piece.share * loss
     return torch.cat(outputs, 1), {name: total(loss, shard) for name, loss in losses.items()}
 

@@ -219,8 +219,8 @@ def _as_prompt(model: LanguageModel, given: Tensor | Sequence[int]) -> Tensor:
         raise UserError(
             f"a prompt must be int64 [tokens] with at least one token, not {given!r:.80}"
         ) from error
-    whole = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
-    if prompt.dim() != 1 or prompt.numel() == 0 or not whole:
+    integral = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
+    if prompt.dim() != 1 or prompt.numel() == 0 or not integral:
         raise UserError(f"a prompt must be int64 [tokens] with at least one token, not {_described(prompt)}")
     prompt = prompt.long()
     low, high = int(prompt.min()), int(prompt.max())

@@ -118,9 +118,9 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
         """As of PreTrainedModel; then everything that is not saved is computed again (zoo.interfaces.restore)."""
-        found = super().from_pretrained(*args, **options)
-        restore(found[0] if isinstance(found, tuple) else found)
-        return found
+        model = super().from_pretrained(*args, **options)
+        restore(model[0] if isinstance(model, tuple) else model)
+        return model
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -191,14 +191,14 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is not None and self.training:
             raise ValueError("decoding has no gradient; call eval() first, or give no cache")
         cached = cache is not None or (use_cache is True and not self.training)
-        own = _own_tokens(input_ids, attention_mask, 0 if cache is None else cache.columns)
-        _check_positions(position_ids, own, None if cache is None else cache.tokens)
+        real = _own_tokens(input_ids, attention_mask, 0 if cache is None else cache.columns)
+        _check_positions(position_ids, real, None if cache is None else cache.tokens)
         aux: dict[str, Tensor] = {}
         if cached:
             cache = ArchzooCache() if cache is None else cache
-            logits = self._extend(input_ids, own, cache)
-        elif _padded_left(own):
-            logits = self._rows_alone(input_ids, own)
+            logits = self._extend(input_ids, real, cache)
+        elif _padded_left(real):
+            logits = self._rows_alone(input_ids, real)
         else:  # padding behind tokens is of no account to them
             logits, aux = self.model(input_ids)
         loss = None
@@ -217,15 +217,15 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         out = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache if cached else None})
         return out.to_tuple() if return_dict is False else out
 
-    def _extend(self, tokens: Tensor, own: Tensor, cache: ArchzooCache) -> Tensor:
+    def _extend(self, tokens: Tensor, real: Tensor, cache: ArchzooCache) -> Tensor:
         """Logits [B, T, V] of the next tokens, zeros where there is padding; rows with as many are read together."""
         batch, width = tokens.shape
         cache.columns += width
-        counts = own.sum(1)
+        counts = real.sum(1)
         if cache.state is None:
             cache.state = self.model.init_state(batch, capacity=width)
             cache.tokens = torch.zeros_like(counts)
-        if bool(((counts < width) & ((cache.tokens > 0) | own[:, 0])).any()):
+        if bool(((counts < width) & ((cache.tokens > 0) | real[:, 0])).any()):
             raise ValueError("padding must stand before a sequence's first token only; pad on the left")
         cache.tokens = cache.tokens + counts
         if bool((counts == width).all()):
@@ -245,10 +245,10 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
         cache.state = select_sequences(join_states(states), index)
         return _scattered(parts, batch, width, self.model)
 
-    def _rows_alone(self, tokens: Tensor, own: Tensor) -> Tensor:
+    def _rows_alone(self, tokens: Tensor, real: Tensor) -> Tensor:
         """Logits [B, T, V] of whole sequences that padding stands before."""
         batch, width = tokens.shape
-        counts = own.sum(1)
+        counts = real.sum(1)
         parts = []
         for count in counts.unique().tolist():
             rows = (counts == count).nonzero().flatten()
@@ -274,14 +274,14 @@ def in_fp32(model: nn.Module) -> list[str]:
     Norms, decays, routing biases, coefficients of streams: all but the matrices that tokens are multiplied with, which
     are those under weight decay and of convolutions. Of a residual scheme these are computed with in fp32, too.
     """
-    found = []
+    names = []
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear | nn.Embedding | ShortConvolution):
             continue
         halved = () if isinstance(part, Residual) else getattr(part, "decays", ())
         tensors = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        found += [f"{name}.{own}" for own, x in tensors if x.is_floating_point() and own not in halved]
-    return found
+        names += [f"{name}.{leaf}" for leaf, x in tensors if x.is_floating_point() and leaf not in halved]
+    return names
 
 
 def _own_tokens(tokens: Tensor, mask: Tensor | None, before: int) -> Tensor:
@@ -297,21 +297,21 @@ def _own_tokens(tokens: Tensor, mask: Tensor | None, before: int) -> Tensor:
     return mask[:, -width:].bool()
 
 
-def _check_positions(given: Tensor | None, own: Tensor, before: Tensor | None) -> None:
+def _check_positions(given: Tensor | None, real: Tensor, before: Tensor | None) -> None:
     """Raise ValueError for positions that are not those of the tokens, counted from their sequence's first."""
     if given is None:
         return
-    counted = own.long().cumsum(1) - 1 + (0 if before is None else before[:, None])
-    if given.dim() != 2 or bool((given.expand_as(counted) != counted)[own].any()):
+    counted = real.long().cumsum(1) - 1 + (0 if before is None else before[:, None])
+    if given.dim() != 2 or bool((given.expand_as(counted) != counted)[real].any()):
         raise ValueError(
             "position_ids must count from the first token of each row; leave position_ids out, and give each sequence "
             "a row of its own, padded on the left"
         )
 
 
-def _padded_left(own: Tensor) -> bool:
+def _padded_left(real: Tensor) -> bool:
     """Whether padding stands before tokens. Raises ValueError where it stands before some and behind others."""
-    rises, falls = own[:, 1:] & ~own[:, :-1], own[:, :-1] & ~own[:, 1:]
+    rises, falls = real[:, 1:] & ~real[:, :-1], real[:, :-1] & ~real[:, 1:]
     if bool(falls.any()) and bool(rises.any()):
         raise ValueError("attention_mask has padding between tokens, or on both sides; pad on the left")
     return bool(rises.any())

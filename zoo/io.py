@@ -186,17 +186,17 @@ def _sharded_weights(path: Path) -> dict[str, Tensor]:
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged archive
         raise _unreadable(path, error) from error
-    if not isinstance(found, dict) or not {"card", "state_dict"} <= found.keys():
+    if not isinstance(checkpoint, dict) or not {"card", "state_dict"} <= checkpoint.keys():
         raise UserError(f"{path} is not a checkpoint of this project: it has no card or no weights")
     try:
-        fit(found["card"], _CARD)
-        fit(found["state_dict"], {str: Tensor})
+        fit(checkpoint["card"], _CARD)
+        fit(checkpoint["state_dict"], {str: Tensor})
     except ValueError as error:
         raise _unreadable(path, error) from error
-    return found
+    return checkpoint
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

@@ -118,10 +118,10 @@ def remembered(function: Callable[..., R]) -> Callable[..., R]:
     def call(*args: Any, **kwargs: Any) -> R:
         key = repr((args, kwargs))
         if key not in kept:
-            found = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             if len(kept) == 64:
                 del kept[next(iter(kept))]
-            kept[key] = found
+            kept[key] = result
         return kept[key]
 
     call.forget = kept.clear  # type: ignore[attr-defined]

@@ -260,11 +260,11 @@ def _chain(layers: Sequence[Layers]) -> Layers:
     """Layers one after the other as one."""
 
     def run(x: Tensor, ctx: Context) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        found = []
+        results = []
         for layer in layers:
             x, losses = layer(x, ctx)
-            found += losses
-        return x, found
+            results += losses
+        return x, results
 
     return run
 

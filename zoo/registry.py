@@ -233,7 +233,7 @@ def discover_own() -> None:
         sys.path += [folder] * (folder not in sys.path)
         files = sorted(Path(folder).glob("*.py"))
         _own.extend(file.stem for file in files if b"register_" in file.read_bytes())
-    _own.extend(found.module for found in importlib.metadata.entry_points(group="archzoo.blocks"))
+    _own.extend(entry.module for entry in importlib.metadata.entry_points(group="archzoo.blocks"))
     _import_each(_own, _forget)
 
 
@@ -258,7 +258,7 @@ class Clash(ValueError):
 def modules_of(package_name: str) -> list[str]:
     """The full names of a package's modules, in alphabetical order."""
     package = importlib.import_module(package_name)
-    return [f"{package_name}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+    return [f"{package_name}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
 
 
 def import_error(name: str) -> BaseException | None:

@@ -133,9 +133,9 @@ def _check_logits(model: LanguageModel, peer: Peer, precision: torch.dtype) -> N
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(model.vocab_size, (2, CHECKED), generator=generator).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
-        found, state = prefill(model, list(tokens[:, :-1]), room=1)
+        logits, state = prefill(model, list(tokens[:, :-1]), room=1)
         wanted, cache = peer.prefill(tokens[:, :-1])
-        pairs = [(found, wanted), (model.step(tokens[:, -1], state)[0], peer.step(tokens[:, -1], cache))]
+        pairs = [(logits, wanted), (model.step(tokens[:, -1], state)[0], peer.step(tokens[:, -1], cache))]
     for ours, theirs in pairs:
         error = float((ours - theirs).float().norm() / theirs.float().norm())
         if not error <= CLOSE[precision]:

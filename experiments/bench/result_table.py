@@ -140,8 +140,8 @@ class ResumableTable:
         self.rows: list[dict[str, Any]] = []
         here = {key: str(value) for key, value in machine_facts(device).items()}
         if self.path.is_file():
-            found = csv.DictReader(self.path.read_text(encoding="utf-8", errors="replace").splitlines())
-            self.rows = [row for row in found if all(row.get(k) == v for k, v in here.items())]
+            reader = csv.DictReader(self.path.read_text(encoding="utf-8", errors="replace").splitlines())
+            self.rows = [row for row in reader if all(row.get(k) == v for k, v in here.items())]
 
     def unmeasured(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells that have no row yet."""

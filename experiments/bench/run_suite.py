@@ -11,7 +11,7 @@ from experiments.bench import result_table, suites
 from experiments.configuration.schema import Config
 from experiments.runs import RunFailed
 
-SUITES = sorted(found.name for found in pkgutil.iter_modules(suites.__path__))
+SUITES = sorted(module.name for module in pkgutil.iter_modules(suites.__path__))
 """A suite is a file or folder in experiments/bench/suites/ with `run(config)`, which returns the rows of its table."""
 
 

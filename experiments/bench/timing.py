@@ -90,10 +90,10 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
     }
 
 
-def ratios(peer: list[float], own: list[float]) -> tuple[float, float, float]:
+def ratios(peer: list[float], ours: list[float]) -> tuple[float, float, float]:
     """Median of the ratios peer / own of repetitions taken in turns, and the interval of it."""
-    found = [p / t for p, t in zip(peer, own, strict=True)]
-    return statistics.median(found), *bootstrap_interval(found)
+    quotients = [p / t for p, t in zip(peer, ours, strict=True)]
+    return statistics.median(quotients), *bootstrap_interval(quotients)
 
 
 def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:

@@ -34,7 +34,7 @@ def longer_tasks(config: Config) -> list[DataConfig]:
             f"compare.longer works for synthetic tasks only, and data={config.data.name} is text; leave it out"
         )
     try:
-        found = [
+        tasks = [
             with_options(config.data, dict(options))
             for options in combinations([config.compare.longer], LONGER)
         ]
@@ -42,12 +42,12 @@ def longer_tasks(config: Config) -> list[DataConfig]:
         raise UserError(
             f"compare.longer={config.compare.longer!r} names no option of {config.data.name}; write length=32,64"
         ) from error
-    if {TaskSet(one).vocab_size for one in found} != {TaskSet(config.data).vocab_size}:
+    if {TaskSet(one).vocab_size for one in tasks} != {TaskSet(config.data).vocab_size}:
         raise UserError(
             f"compare.longer={config.compare.longer!r} changes the vocabulary that the models were trained "
             "with; choose another option"
         )
-    return found
+    return tasks
 
 
 def score_longer(plans: Sequence[Plan]) -> None:

@@ -203,13 +203,13 @@ def start(configs: Sequence[Config]) -> list[Selection]:
     """
     for config in configs:
         _check(config)
-    found = []
+    rates = []
     for place, config in enumerate(configs):
         # First, so that a mistake in the grid is not said to come from the rates that it may grow to.
-        found.append(Selection(config, _trials(place, config, config.compare.rates)))
+        rates.append(Selection(config, _trials(place, config, config.compare.rates)))
         for rate in farthest(config.compare.rates, config.compare.extend):
             _try_reach(place, config, rate)
-    return found
+    return rates
 
 
 def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:

@@ -64,10 +64,10 @@ def _unusable_options() -> str | None:
 
 def _unknown_choice(text: str, cause: str) -> str | None:
     """`model=transfomer`: a YAML file that a group does not have."""
-    found = re.search(r"Could not find '([\w/.-]+)/([^'/]*)'", text)
-    if not found:
+    match = re.search(r"Could not find '([\w/.-]+)/([^'/]*)'", text)
+    if not match:
         return None
-    group, name = found.groups()
+    group, name = match.groups()
     if group.startswith("hydra/"):
         return f"{group}={name} is not here: {hydra_settings.way(group)}"
     options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
@@ -78,12 +78,12 @@ def _unknown_choice(text: str, cause: str) -> str | None:
 
 def _unknown_key(text: str, cause: str) -> str | None:
     """`trainer.max_stepz=3`: a key the schema does not have."""
-    found = re.search(r"Could not (?:override|append to config|append) '([^'@]+)'", text)
+    match = re.search(r"Could not (?:override|append to config|append) '([^'@]+)'", text)
     named = re.search(r"Key '([^']+)' (?:not in|is not in)|Error setting .*? '([^']+)'", cause or text)
     full = re.search(r"full_key: (\S+)", f"{cause} {text}")
-    if found is None and (named is None or full is None):
+    if match is None and (named is None or full is None):
         return None
-    key = found.group(1).lstrip("+~") if found else full.group(1)
+    key = match.group(1).lstrip("+~") if match else full.group(1)
     key = key.partition("=")[0]
     if key == "experiment":
         return "choose an experiment with a plus: +experiment=NAME"
@@ -93,16 +93,16 @@ def _unknown_key(text: str, cause: str) -> str | None:
 def _node_as_value(text: str, cause: str) -> str | None:
     """`model.residual=mhc`: a value where a node with keys belongs, or where a list holds something else."""
     both = f"{cause} {text}"
-    found = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+)\.\s+value: (.*)", both)
+    match = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+)\.\s+value: (.*)", both)
     full = re.search(r"full_key: (\S+)", both)
-    if found is None or full is None:
+    if match is None or full is None:
         return None
-    key, keys, value = full.group(1), known_keys(), found.group(3)
+    key, keys, value = full.group(1), known_keys(), match.group(3)
     if f"{key}.name" in keys:
         return f"{key} has keys of its own; did you mean '{key}.name={value}'?"
     if key in keys and (inside := hydra_settings.keys_of(key, keys)):
         return f"{key}={value} is no value: {key} has the keys {', '.join(inside)}; give one, {key}.{inside[0]}=..."
-    return f"{key}={value} must be of type {found.group(2)}, not {found.group(1)}"
+    return f"{key}={value} must be of type {match.group(2)}, not {match.group(1)}"
 
 
 def _reference(text: str, cause: str) -> str | None:
@@ -111,51 +111,51 @@ def _reference(text: str, cause: str) -> str | None:
     full = re.search(r"full_key: (\S+)", both)
     key = f"{full.group(1)}: " if full else ""
     remedy = "a $ that is part of a value is written \\$"
-    if found := re.search(r"Interpolation key '([^']+)' not found", both):
+    if match := re.search(r"Interpolation key '([^']+)' not found", both):
         return (
-            f"{key}there is no key '{found.group(1)}', whose value ${{{found.group(1)}}} stands for; {remedy}"
+            f"{key}there is no key '{match.group(1)}', whose value ${{{match.group(1)}}} stands for; {remedy}"
         )
-    if found := re.search(r"Environment variable '([^']+)' not found", both):
-        return f"{key}the environment variable {found.group(1)} is not set; set it, or give a value"
-    if found := re.search(r"Unsupported interpolation type (\S+)", both):
-        return f"{key}${{{found.group(1)}:...}} is no function; ${{KEY}} stands for another key's value, and {remedy}"
+    if match := re.search(r"Environment variable '([^']+)' not found", both):
+        return f"{key}the environment variable {match.group(1)} is not set; set it, or give a value"
+    if match := re.search(r"Unsupported interpolation type (\S+)", both):
+        return f"{key}${{{match.group(1)}:...}} is no function; ${{KEY}} stands for another key's value, and {remedy}"
     if "Recursive interpolation" in both:
         return f"{key}the value refers to itself; give a value"
-    if found := re.search(r"missing mandatory value: (\S+)", both):
-        return f"{found.group(1)}=??? leaves the value open; give one, or leave the key out"
+    if match := re.search(r"missing mandatory value: (\S+)", both):
+        return f"{match.group(1)}=??? leaves the value open; give one, or leave the key out"
     return None
 
 
 def _bad_value(text: str, cause: str) -> str | None:
     """`trainer.max_steps=abc`: a value of the wrong type."""
     for source in (cause, text):
-        found = re.search(r"(Value '.*?'.*?)(?:\n|\.? ?full_key:|$)", source)
+        match = re.search(r"(Value '.*?'.*?)(?:\n|\.? ?full_key:|$)", source)
         key = re.search(r"full_key: (\S+)", source)
-        if found and key:
-            return f"{key.group(1)}: {found.group(1).strip()}"
+        if match and key:
+            return f"{key.group(1)}: {match.group(1).strip()}"
     return None
 
 
 def _no_list(text: str, cause: str) -> str | None:
     """`cost.lengths=5`: one value where a list belongs."""
-    found = re.search(r"(\w+) is not a ListConfig, list or tuple", f"{cause} {text}")
+    match = re.search(r"(\w+) is not a ListConfig, list or tuple", f"{cause} {text}")
     key = re.search(r"full_key: (\S+)", f"{cause} {text}")
-    return f"{key.group(1)} must be a list; write {key.group(1)}=[A,B]" if found and key else None
+    return f"{key.group(1)} must be a list; write {key.group(1)}=[A,B]" if match and key else None
 
 
 def _no_null(text: str, cause: str) -> str | None:
     """`seed=null`: nothing, where a value belongs."""
-    found = re.search(r"field '[^']+' is not Optional", f"{cause} {text}")
+    match = re.search(r"field '[^']+' is not Optional", f"{cause} {text}")
     key = re.search(r"full_key: (\S+)", f"{cause} {text}")
-    return f"{key.group(1)} cannot be null; leave it out for its default" if found and key else None
+    return f"{key.group(1)} cannot be null; leave it out for its default" if match and key else None
 
 
 def _sweep_of_one(text: str, cause: str) -> str | None:
     """`seed=1,2` without --multirun."""
-    found = re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text)
-    if found is None:
+    match = re.search(r"Ambiguous value for argument '([^=']+)=(.*)'", text)
+    if match is None:
         return None
-    key, values = found.groups()
+    key, values = match.groups()
     return f"{key}={values} is a sweep; begin the command with --multirun, or give one value (a list: {key}=[{values}])"
 
 

@@ -77,7 +77,7 @@ def way(key: str) -> str:
     """What to give instead of a setting of Hydra's, "hydra/launcher" or "hydra.run.dir"."""
     name = re.sub(r"^hydra[./]", "", key)
     return next(
-        (found for start, found in _WAYS.items() if f"{name}.".startswith(f"{start}.")), "leave it out"
+        (advice for start, advice in _WAYS.items() if f"{name}.".startswith(f"{start}.")), "leave it out"
     )
 
 
@@ -304,8 +304,8 @@ class _Choice:
         for word in words:
             if word not in self.known:
                 self.known[word] = self._set(word) if self.alone and "$" not in word else None
-        found = [self.known[word] for word in words]
-        return None if None in found else dict(found)  # type: ignore[arg-type]
+        values = [self.known[word] for word in words]
+        return None if None in values else dict(values)  # type: ignore[arg-type]
 
     def _set(self, word: str) -> tuple[str, Any] | None:
         [override] = OverridesParser.create().parse_overrides([word])
@@ -338,9 +338,9 @@ def _split(overrides: list[Override], max_batch_size: int | None) -> list[list[l
 
 def values_of(swept: Override) -> list[Any]:
     """The values of a sweep's word, in order; of more than MOST_CELLS only one more than those."""
-    found = swept.value()
-    is_range = isinstance(found, RangeSweep)
-    values = dataclasses.replace(found, shuffle=False).range() if is_range else swept.sweep_iterator()
+    elements = swept.value()
+    is_range = isinstance(elements, RangeSweep)
+    values = dataclasses.replace(elements, shuffle=False).range() if is_range else swept.sweep_iterator()
     return list(itertools.islice(values, MOST_CELLS + 1))
 
 
@@ -420,12 +420,12 @@ def _similar_keys(key: str, known: list[str]) -> list[str]:
     alike = (
         [f"{node}.{k}" for k in difflib.get_close_matches(word, keys_of(node, known), n=1)] if node else []
     )
-    found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
-    found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
-    found = found or sorted(parts, key=lambda k: (k.count("."), k.partition(".")[0] not in _RECIPE))[:3]
-    if not found and node not in known:
-        found = difflib.get_close_matches(key, known, n=1)
-    return [f"{k}.name" if f"{k}.name" in known else k for k in found]
+    similar = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
+    similar = similar or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
+    similar = similar or sorted(parts, key=lambda k: (k.count("."), k.partition(".")[0] not in _RECIPE))[:3]
+    if not similar and node not in known:
+        similar = difflib.get_close_matches(key, known, n=1)
+    return [f"{k}.name" if f"{k}.name" in known else k for k in similar]
 
 
 def keys_of(node: str, known: list[str]) -> list[str]:

@@ -78,20 +78,20 @@ def device_memory(config: Config) -> DeviceMemory:
     with FakeTensorMode():
         model = _model(config)
         activations = _activations(model, config, half=precision == "bf16")
-        whole = _bytes(model)
+        total = _bytes(model)
         if devices == 1:
             state = _optimizer_state(model, config)
-            return DeviceMemory("one process", precision, whole, whole, state, 0, activations)
+            return DeviceMemory("one process", precision, total, total, state, 0, activations)
         if t.strategy != "fsdp":
-            copies = 0 if pick_device(config.device).type == "cuda" else 2 * min(whole, BUCKET)
+            copies = 0 if pick_device(config.device).type == "cuda" else 2 * min(total, BUCKET)
             state = _optimizer_state(model, config)
-            return DeviceMemory("ddp", precision, whole, 2 * whole + copies, state, 0, activations)
+            return DeviceMemory("ddp", precision, total, 2 * total + copies, state, 0, activations)
         layers = [_bytes(layer) for layer in model.layers]
         two = sum(sorted(layers)[-2:])
-        gathered = whole - sum(layers) + (two if t.reshard else sum(layers)) + two
-        own = sum(_shard(p, devices) for p in model.parameters())
+        gathered = total - sum(layers) + (two if t.reshard else sum(layers)) + two
+        sharded = sum(_shard(p, devices) for p in model.parameters())
         kind = f"fsdp (ZeRO-{3 if t.reshard else 2})"
-        return DeviceMemory(kind, precision, own, own, 2 * own, gathered, activations)
+        return DeviceMemory(kind, precision, sharded, sharded, 2 * sharded, gathered, activations)
 
 
 def _model(config: Config) -> LanguageModel:

@@ -73,8 +73,8 @@ def _key(device: torch.device) -> dict[str, Any]:
 
 def _cached(file: Path) -> float:
     """The peak in a file of the cache; 0 where it holds none."""
-    found = load_fact(file, {"flops": float})
-    return max(0.0, float(found["flops"])) if found else 0.0
+    fact = load_fact(file, {"flops": float})
+    return max(0.0, float(fact["flops"])) if fact else 0.0
 
 
 def _measure(device: torch.device) -> float:

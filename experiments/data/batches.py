@@ -168,8 +168,8 @@ def extend_hash(state: int, words: np.ndarray) -> np.ndarray:
 
 def prefix_hashes(tokens: np.ndarray) -> np.ndarray:
     """`counter_hash` of tokens 0 … t at every place t: int64 [N, T] of [N, T]."""
-    state, found = np.zeros(len(tokens), dtype=np.uint64), np.empty(tokens.shape, dtype=np.int64)
+    state, hashes = np.zeros(len(tokens), dtype=np.uint64), np.empty(tokens.shape, dtype=np.int64)
     for t in range(tokens.shape[1]):
         state = _splitmix(state ^ tokens[:, t].astype(np.uint64))
-        found[:, t] = state & _MASK_62
-    return found
+        hashes[:, t] = state & _MASK_62
+    return hashes

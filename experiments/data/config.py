@@ -110,10 +110,10 @@ def resolve_task(cfg: DataConfig) -> DataConfig:
     Resolving again changes nothing. Raises UserError for options that cannot work, and for keys of text that are set.
     """
     task = make_task(cfg)
-    own = dict(zip(_OWN, (NO_TOKENIZER, task.vocab_size, task.seq_len), strict=True))
+    settings = dict(zip(_OWN, (NO_TOKENIZER, task.vocab_size, task.seq_len), strict=True))
     for key, default in OF_TEXT.items():
         value = getattr(cfg, key)
-        if value not in (default, own.get(key)):
-            instead = f", whose options are data.tasks.{cfg.name}" if key in own else ""
+        if value not in (default, settings.get(key)):
+            instead = f", whose options are data.tasks.{cfg.name}" if key in settings else ""
             raise UserError(f"data.{key}={value} does not apply to data={cfg.name}{instead}; leave it out")
-    return dataclasses.replace(cfg, **own)
+    return dataclasses.replace(cfg, **settings)

@@ -191,14 +191,14 @@ class TaskSet:
 
     def _draw_held_out(self) -> dict[str, Sequences]:
         taken: set[bytes] = set()
-        found = {}
+        drawn = {}
         for split, purpose in _HELD_OUT.items():
             rows = []
             for place in range(HELD_OUT):
                 rows.append(self.draw((purpose, place), taken))
                 taken.add(rows[-1].tokens.tobytes())
-            found[split] = Sequences(*(np.stack(field) for field in zip(*rows, strict=True)))
-        return found
+            drawn[split] = Sequences(*(np.stack(field) for field in zip(*rows, strict=True)))
+        return drawn
 
     @functools.cached_property
     def taken(self) -> frozenset[bytes]:
@@ -233,14 +233,14 @@ class TaskSet:
         file = (
             cache_root(self.config) / "memories" / f"{content_hash([_VERSION, self.fingerprint, count])}.json"
         )
-        found = load_fact(file, float)
-        if found is None:
+        fact = load_fact(file, float)
+        if fact is None:
             taken = self.taken
             drawn = [self.draw((TRAIN, 0, place), taken) for place in range(count)]
             shown = np.stack([one.tokens for one in drawn]), np.stack([one.targets for one in drawn])
-            found = memory_accuracy(shown, (test.tokens, test.targets))
-            store_fact(file, found)
-        return found
+            fact = memory_accuracy(shown, (test.tokens, test.targets))
+            store_fact(file, fact)
+        return fact
 
     @property
     def label(self) -> str:

@@ -73,8 +73,8 @@ class Draws:
 def _smallest(numbers: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` smallest numbers, ascending."""
     if 4 * count < len(numbers):
-        found = np.argpartition(numbers, count)[:count]
-        return found[np.argsort(numbers[found], kind="stable")]
+        places = np.argpartition(numbers, count)[:count]
+        return places[np.argsort(numbers[places], kind="stable")]
     return np.argsort(numbers, kind="stable")[:count]
 
 
@@ -218,8 +218,8 @@ def best_shortcut(
     in `shown`, the first of several; scored on `asked`.
     """
     values = np.unique(shown[1][shown[1] != IGNORE])
-    found = [Shortcut(way, _copied(shown, asked, values, way)) for way in ways]
-    return max(found, key=lambda one: one.accuracy, default=None)
+    shortcuts = [Shortcut(way, _copied(shown, asked, values, way)) for way in ways]
+    return max(shortcuts, key=lambda one: one.accuracy, default=None)
 
 
 def _copied(shown: tuple, asked: tuple, values: np.ndarray, way: str) -> float:
@@ -229,11 +229,11 @@ def _copied(shown: tuple, asked: tuple, values: np.ndarray, way: str) -> float:
         which = (case[:, None] * length + spot)[right & (spot >= 0)]
         hits += np.bincount(which, minlength=hits.size).reshape(hits.shape)
     best = hits.argmax(1)
-    found = [
+    answers = [
         (right & (spot == best[case][:, None])).any(1)
         for case, spot, right in _questions(*asked, values, way)
     ]
-    return float(np.concatenate(found).mean())
+    return float(np.concatenate(answers).mean())
 
 
 def _questions(tokens: np.ndarray, targets: np.ndarray, values: np.ndarray, way: str) -> Iterator[_Asked]:

@@ -79,7 +79,7 @@ def listed(file: Path) -> list[str]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    return [found[1] for found in map(_RUN.search, lines) if found]
+    return [match[1] for match in map(_RUN.search, lines) if match]
 
 
 def command(record: Path, cache_dir: str | None = None) -> str:
@@ -91,8 +91,8 @@ def command(record: Path, cache_dir: str | None = None) -> str:
     words = [*program(), "job=cell", override("run", str(record.absolute()))]
     if cache_dir is not None:
         words.append(override("data.cache_dir", cache_dir))
-    if own := os.environ.get(BLOCKS):
-        folders = (QuotedString(place, Quote.single).with_quotes() for place in own.split(os.pathsep))
+    if blocks := os.environ.get(BLOCKS):
+        folders = (QuotedString(place, Quote.single).with_quotes() for place in blocks.split(os.pathsep))
         words.append(f"blocks=[{','.join(folders)}]")
     return shlex.join(words)
 

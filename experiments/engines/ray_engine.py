@@ -33,14 +33,14 @@ def connect(settings: RayConfig) -> Any:
     except ImportError:
         raise UserError("sweep.engine=ray needs ray: pip install -e '.[ray]'") from None
     # Workers import this code from the same place as here; private, but the public way restarts them.
-    found = JobConfig(_py_driver_sys_path=import_path())
+    job = JobConfig(_py_driver_sys_path=import_path())
     here = settings.address == "local"
     before = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place
     try:
         ray.init(
             address=settings.address,
             namespace=NAMESPACE,
-            job_config=found,
+            job_config=job,
             log_to_driver=False,
             logging_level=logging.ERROR,
             **({"include_dashboard": False} if here else {}),
@@ -164,8 +164,8 @@ class RayTasks(Engine):
             if self.asked:
                 time.sleep(self.settings.poll_s)
             self.asked = True
-            found = [self._ask(folder, "states", self.lease) for folder in self.supervisors]
-            self.known = {record: what for states in found for record, what in states.items()}
+            answers = [self._ask(folder, "states", self.lease) for folder in self.supervisors]
+            self.known = {record: what for states in answers for record, what in states.items()}
         return list(self.submitted.values())
 
     def cancel(self, planned: Plan) -> bool:

@@ -87,8 +87,8 @@ class SlurmQueue:
 
     def end(self, job: str) -> str:
         """Return CANCELLED, TIMEOUT, NODE_FAIL, ..., which `scontrol` tells for some minutes; later on ""."""
-        found = re.search(r"JobState=(\w+)", _output_of("scontrol", "show", "job", job) or "")
-        return found[1] if found else ""
+        match = re.search(r"JobState=(\w+)", _output_of("scontrol", "show", "job", job) or "")
+        return match[1] if match else ""
 
     def cancel(self, job: str) -> None:
         """Call `scancel`: the job gets SIGTERM, and is killed after the cluster's KillWait (30 s by default).

@@ -45,8 +45,8 @@ def measure_claims(claims: Collection[int], threads: int = 1, progress: bool = T
 
     load: processes that wanted a core just before, over the number of cores; times beside other work say so by it.
     """
-    for found in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{found.name}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
     torch.set_num_threads(threads)
     work = [(claim, each) for claim in sorted(claims) for each in _registered.get(claim, ())]
     rows = []

@@ -61,13 +61,13 @@ def first_query_and_its_gate() -> Iterator[Number]:
 def absorbed_against_expanded() -> Iterator[Number]:
     """MLA token by token from its latent cache, in absorbed form, against whole sequences in expanded form; fp64."""
     made, x = randomised(MLA(MLAConfig(), DIMS)), inputs()
-    state, found = made.init_state(2, dtype=x.dtype), []
+    state, decoded = made.init_state(2, dtype=x.dtype), []
     with torch.no_grad():
         for token in x.split(1, 1):
             y, state = made.extend(token, state)
-            found.append(y)
+            decoded.append(y)
     yield bounded(
-        "absorbed against expanded, relative", difference(torch.cat(found, 1), outputs(made, x)), ROUNDING
+        "absorbed against expanded, relative", difference(torch.cat(decoded, 1), outputs(made, x)), ROUNDING
     )
 
 
@@ -97,10 +97,10 @@ def states_by_construction() -> Iterator[Number]:
     places = torch.cat([torch.zeros(1).long(), (orders == 0).nonzero()[:, 1]])
     q[0, torch.arange(count + 1), 0, places] = 100.0  # every token asks whether the item is where it is
     path = torch.cat([w[:1], w])[None, :, None], torch.full((1, count + 1, 1), 2.0, dtype=torch.float64)
-    found = kernels.path_attention(q, k, v, *path, scale=1.0)[0, :, 0, 0]
+    states = kernels.path_attention(q, k, v, *path, scale=1.0)[0, :, 0, 0]
     yield bounded(
         "PaTH: weight missing where an item is after up to 100 swaps of five",
-        (found - 1).abs().max(),
+        (states - 1).abs().max(),
         ROUNDING,
     )
     steps, gate = 8, 0.5
@@ -142,9 +142,9 @@ def branches_of_nsa() -> Iterator[Number]:
         other[:, t] += 1.0
         leaked = max(leaked, (outputs(made, other)[:, :t] - usual[:, :t]).abs().amax().item() if t else 0.0)
     yield bounded("largest change before a changed token", leaked, ROUNDING)
-    whole = only_selection(randomised(NSA(NSAConfig(n_select=TOKENS // 4, **sizes), DIMS)))
+    full = only_selection(randomised(NSA(NSAConfig(n_select=TOKENS // 4, **sizes), DIMS)))
     yield bounded(
         "all blocks selected, against full attention",
-        difference(outputs(whole, x), outputs(dense_twin(whole), x)),
+        difference(outputs(full, x), outputs(dense_twin(full), x)),
         ROUNDING,
     )

@@ -70,9 +70,9 @@ def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
     return timing.interleaved(calls, repeats, timing.CPU, clock=clock)
 
 
-def paired(name: str, peer: Sequence[float], own: Sequence[float], unit: str = "times") -> Number:
+def paired(name: str, peer: Sequence[float], ours: Sequence[float], unit: str = "times") -> Number:
     """The median ratio peer / own of times taken in turns; its bootstrap interval with room for `ANOTHER_HOUR`."""
-    value, low, high = timing.ratios(list(peer), list(own))
+    value, low, high = timing.ratios(list(peer), list(ours))
     return Number(name, value, low / ANOTHER_HOUR, high * ANOTHER_HOUR, unit, timed=True)
 
 

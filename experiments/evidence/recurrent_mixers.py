@@ -81,10 +81,10 @@ def mesa_is_a_ridge_regression() -> Iterator[Number]:
     yield bounded("gradient of the ridge objective at the layer's readout", gradient.norm() / hv.norm(), FP64)
     solved = kernels.mesa(*arguments, cg_steps=width)[0]
     for steps, bound in ((5, 0.1), (10, 1e-2), (30, 1e-9)):
-        found = kernels.mesa(*arguments, cg_steps=steps)[0]
+        output = kernels.mesa(*arguments, cg_steps=steps)[0]
         yield bounded(
             f"{steps} steps of conjugate gradients against the solve, relative",
-            difference(found, solved),
+            difference(output, solved),
             bound,
         )
     yield sampled("error of in-context regression over the delta rule's", regression_errors(40), "times")
@@ -101,7 +101,7 @@ def regression_errors(draws: int) -> Tensor:
     )
     _, delta = kernels.delta_rule(k, k, v, zeros, ones, scale=1.0, output_final_state=True)
     ridge = torch.linalg.solve(mesa[0] + 0.01 * torch.eye(width).double(), mesa[1])
-    errors = [(found[:, 0] - w.mT).flatten(1).norm(dim=1) for found in (ridge, delta)]
+    errors = [(state[:, 0] - w.mT).flatten(1).norm(dim=1) for state in (ridge, delta)]
     return errors[0] / errors[1]
 
 
@@ -151,8 +151,8 @@ def memories_interfere() -> Iterator[Number]:
         yield mean_ratio(f"error of reading 64 pairs from four memories over one {name}", four, one)
 
 
-def mean_ratio(name: str, own: Tensor, peer: Tensor) -> Number:
+def mean_ratio(name: str, ours: Tensor, peer: Tensor) -> Number:
     """The ratio of two means over draws with its 95 % bootstrap interval."""
-    picks = torch.randint(len(own), (2000, len(own)))
-    drawn = sampled(name, own[picks].mean(1) / peer[picks].mean(1), "times")
-    return Number(name, (own.mean() / peer.mean()).item(), drawn.low, drawn.high, "times")
+    picks = torch.randint(len(ours), (2000, len(ours)))
+    drawn = sampled(name, ours[picks].mean(1) / peer[picks].mean(1), "times")
+    return Number(name, (ours.mean() / peer.mean()).item(), drawn.low, drawn.high, "times")

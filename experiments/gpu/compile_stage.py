@@ -93,12 +93,12 @@ def _run_case(settings: Settings, name: str) -> dict[str, str]:
 
     forms, leaves = _forms(settings, name)
     ways = timing.MODES if CASES[name].backward else {"forward": timing.forward}
-    found = {
+    failures = {
         f"{form}, {way}": _failure(functools.partial(work, run, leaves))
         for form, run in forms.items()
         for way, work in ways.items()
     }
-    return {name: reason for name, reason in found.items() if reason is not None}
+    return {name: reason for name, reason in failures.items() if reason is not None}
 
 
 def _forms(settings: Settings, name: str) -> tuple[dict[str, Callable[[], Any]], list[torch.Tensor]]:

@@ -67,14 +67,14 @@ def print_memory(config: Config) -> None:
     from experiments.costs.device_memory import FOOTNOTE, device_memory  # its imports take a second
 
     t, d = config.trainer, config.data
-    found = device_memory(config)
+    memory = device_memory(config)
     print(
-        f"\nmemory of training on each of {t.devices * t.nodes} devices, {found.strategy}, {found.precision}:"
+        f"\nmemory of training on each of {t.devices * t.nodes} devices, {memory.strategy}, {memory.precision}:"
     )
     print(f"micro-batches of {d.batch_size} x {d.seq_len} tokens, recompute={t.recompute}\n")
-    for name, size in found.parts().items():
+    for name, size in memory.parts().items():
         print(f"  {name:<12} {size / 1e9:10.3f} GB")
-    print(f"  {'total':<12} {found.total / 1e9:10.3f} GB\n\n{FOOTNOTE}")
+    print(f"  {'total':<12} {memory.total / 1e9:10.3f} GB\n\n{FOOTNOTE}")
 
 
 def run_sweep(configs: list[Config]) -> None:

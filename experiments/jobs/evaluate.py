@@ -24,9 +24,9 @@ def run(config: Config) -> None:
     sequences, with other options where the command sets some (data.tasks.NAME).
     """
     check_evaluate(config.evaluate)
-    own = task_of(config.run)
-    if own is not None:
-        _run_task(config, own)
+    task = task_of(config.run)
+    if task is not None:
+        _run_task(config, task)
         return
     uses = ("decoding",) if config.evaluate.carry else ("scoring",)
     how = {"precision": config.trainer.precision, "backend": given_backend(config)}
@@ -40,25 +40,27 @@ def run(config: Config) -> None:
         print(format_metrics(name, score.metrics(), label), flush=True)
 
 
-def _run_task(config: Config, own: DataConfig) -> None:
+def _run_task(config: Config, task: DataConfig) -> None:
     """Print the metrics of a run of a task, with the options of data.tasks.NAME that the command sets."""
     asked = {key for key in config.given if key.split(".")[0] == "data" and key != "data.cache_dir"}
-    prefix = f"data.tasks.{own.name}."
+    prefix = f"data.tasks.{task.name}."
     for key in sorted(asked):
-        if not key.startswith(prefix) and (key, config.data.name) != ("data", own.name):
+        if not key.startswith(prefix) and (key, config.data.name) != ("data", task.name):
             raise UserError(
-                f"{config.run} was trained on the task {own.name}, to which {key}=... does not apply; leave it out"
+                f"{config.run} was trained on the task {task.name}, to which {key}=... does not apply; leave it out"
             )
-    chosen = getattr(config.data.tasks, own.name)
+    chosen = getattr(config.data.tasks, task.name)
     options = {
         key.removeprefix(prefix): getattr(chosen, key.removeprefix(prefix)) for key in asked if prefix in key
     }
-    asked_for = with_options(own, options) if options else own
+    asked_for = with_options(task, options) if options else task
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     device, precision = pick_device(config.device), config.trainer.precision
-    found = task_scores(config.run, asked_for, config.evaluate, precision, device, bar, given_backend(config))
-    for name, metrics in found:
+    result = task_scores(
+        config.run, asked_for, config.evaluate, precision, device, bar, given_backend(config)
+    )
+    for name, metrics in result:
         bar.close()
         print(format_metrics(name, metrics, metrics["text"]), flush=True)
 

@@ -89,11 +89,11 @@ def _card(summary: dict[str, Any], folder: Path, config: Config) -> str:
             "| split | loss, nats/token | 95 % interval over documents | perplexity | bits/byte | tokens |",
         ]
         lines += ["|---|---|---|---|---|---|"]
-        for split, found in metrics.items():
+        for split, scores in metrics.items():
             interval = " to ".join(f"{x:.4f}" for x in _interval(folder, split)) or "one document"
-            numbers = [f"{found[key]:.4f}" for key in ("loss",)] + [interval]
-            numbers += [f"{found[key]:.4f}" for key in ("perplexity", "bits_per_byte")] + [
-                f"{found['tokens']:,}"
+            numbers = [f"{scores[key]:.4f}" for key in ("loss",)] + [interval]
+            numbers += [f"{scores[key]:.4f}" for key in ("perplexity", "bits_per_byte")] + [
+                f"{scores['tokens']:,}"
             ]
             lines.append(f"| {split} | {' | '.join(numbers)} |")
     lines += [
@@ -123,8 +123,8 @@ def _interval(folder: Path, split: str) -> tuple[float, ...]:
     rows = pd.read_csv(folder / FILE)[list(COLUMNS)]
     rows = rows[rows["split"] == split]
     nats, tokens = rows["nats"].to_numpy(), rows["tokens"].to_numpy()
-    found = over_documents(nats, np.zeros_like(nats), tokens)
-    return () if math.isnan(found.low) else (found.low, found.high)
+    estimate = over_documents(nats, np.zeros_like(nats), tokens)
+    return () if math.isnan(estimate.low) else (estimate.low, estimate.high)
 
 
 JOB = Job(

@@ -94,8 +94,8 @@ def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: 
 
 def _line(prompt: str, made: Continuation) -> str:
     """A prompt and its continuation as a line of JSON."""
-    found = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "stopped": made.ended}
-    return json.dumps(found, ensure_ascii=False) + "\n"
+    row = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "stopped": made.ended}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _summary(made: list[Continuation], speed: Speed) -> str:

@@ -89,12 +89,12 @@ def _summary(
 ) -> dict[str, Any]:
     """The summary of a run that was trained elsewhere: nothing of its training is known but the weights."""
     letters, resolved = letters_of(config.model), published.folder.resolve()
-    told = describe(config, letters, folder, published.vocab_size, torch.device("cpu"))
+    description = describe(config, letters, folder, published.vocab_size, torch.device("cpu"))
     return {
-        **told,
+        **description,
         "name": resolved.name,
         "source": {"folder": str(resolved), "sha256": digest, "family": published.family.model_type},
-        "model": {**told["model"], "preset": published.family.model_type},
+        "model": {**description["model"], "preset": published.family.model_type},
         "data": {
             "name": "published",
             "train": "unknown: published weights",

@@ -78,7 +78,7 @@ def run(config: Config) -> None:
     quiet = contextlib.nullcontext() if config.trainer.progress else _without_bars()
     try:
         with quiet:
-            found = simple_evaluate(
+            results = simple_evaluate(
                 model,
                 tasks=tasks,
                 num_fewshot=asked.fewshot,
@@ -99,7 +99,7 @@ def run(config: Config) -> None:
         ) from error
     finally:
         bar.close()
-    rows = _rows(found, config.lm_eval.limit)
+    rows = _rows(results, config.lm_eval.limit)
     write_splits(loaded.folder / FILE, COLUMNS, rows)
     print_table(
         f"{config.run}, {model.tokenizer_name}",
@@ -117,15 +117,15 @@ def run(config: Config) -> None:
     print(f"\nresults: {loaded.folder / FILE}")
 
 
-def _rows(found: dict[str, Any], limit: float | None) -> dict[str, list[tuple[Any, ...]]]:
+def _rows(results: dict[str, Any], limit: float | None) -> dict[str, list[tuple[Any, ...]]]:
     """The rows of the file by task, without the task's name; no error ("") where the harness has none."""
     rows: dict[str, list[tuple[Any, ...]]] = {}
-    for task, metrics in {**found["results"], **found.get("groups", {})}.items():
-        samples = found.get("n-samples", {}).get(task, {}).get("effective", metrics.get("sample_len", 0))
+    for task, metrics in {**results["results"], **results.get("groups", {})}.items():
+        samples = results.get("n-samples", {}).get(task, {}).get("effective", metrics.get("sample_len", 0))
         about = (
             int(samples or 0),
-            int(found["n-shot"].get(task) or 0),
-            str(found["versions"].get(task, "")),
+            int(results["n-shot"].get(task) or 0),
+            str(results["versions"].get(task, "")),
             "all" if limit is None else f"{limit:g}",
             machine.command(),
         )
@@ -156,14 +156,14 @@ def _matched(patterns: list[str], manager: Any) -> list[str]:
     """The names of tasks that the patterns name. Raises UserError for one that names none."""
     from zoo.errors import unknown
 
-    found: dict[str, None] = {}
+    matched: dict[str, None] = {}
     for pattern in patterns:
         names = manager.match_tasks([pattern])
         if not names:
             near = unknown("task of lm_eval.tasks", pattern, manager.all_tasks)
             raise UserError(f"{str(near).partition(' Known: ')[0]} `lm-eval ls tasks` lists them")
-        found |= dict.fromkeys(names)
-    return list(found)
+        matched |= dict.fromkeys(names)
+    return list(matched)
 
 
 JOB = Job(

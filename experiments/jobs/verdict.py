@@ -49,11 +49,11 @@ def judge(configs: list[Config]) -> None:
 
     config = configs[0]
     block = find_block(config.block)
-    found = models(config.model, block, nearest_relative(block, config.verdict.relative))
-    _check(configs, found)
-    folder = verdict_stages.open_verdict(config, block, found)
+    compared = models(config.model, block, nearest_relative(block, config.verdict.relative))
+    _check(configs, compared)
+    folder = verdict_stages.open_verdict(config, block, compared)
     print(
-        f"verdict on {block.name}, beside {' and '.join(name for name in found if name != block.name)}",
+        f"verdict on {block.name}, beside {' and '.join(name for name in compared if name != block.name)}",
         flush=True,
     )
     rows = verdict_stages.check_contracts(folder, block)
@@ -61,10 +61,10 @@ def judge(configs: list[Config]) -> None:
     print(f"contracts: {len(rows) - len(broken)} of {len(rows)} kept", flush=True)
     if broken:
         return
-    verdict_stages.measure_sizes(folder, config, found)
-    verdict_stages.measure_speeds(folder, config, found)
+    verdict_stages.measure_sizes(folder, config, compared)
+    verdict_stages.measure_speeds(folder, config, compared)
     print("sizes and speeds: measured", flush=True)
-    _compare(configs, found)
+    _compare(configs, compared)
     _probe(config)
 
 

@@ -38,11 +38,11 @@ def joined(device: torch.device, context: int = 1) -> Iterator[None]:
     """
     global _sequence
     gpu = device.type == "cuda"
-    own = own_device(device)
+    local = own_device(device)
     if gpu:
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE, device_id=own if gpu else None)
+    dist.init_process_group(backend, timeout=PATIENCE, device_id=local if gpu else None)
     if context > 1:
         first = rank() - rank() % context
         for begin in range(0, size(), context):  # every process has to take part in making every group
@@ -203,9 +203,9 @@ def from_all(value: Any) -> list[Any]:
     """The values of all processes, in their order. All have to call it."""
     if size() == 1:
         return [value]
-    found: list[Any] = [None] * size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def gathered(x: Tensor) -> Tensor:
@@ -222,15 +222,15 @@ def over_replicas(x: Tensor) -> Tensor:
     return gathered(x)[:: context()].sum(0)  # those of one sequence have the same
 
 
-def losses_in_order(own: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+def losses_in_order(local: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """The scalars of a step's micro-batches, by name, of all processes in the micro-batches' order.
 
     own: those of this process. All have to call it, with as many micro-batches and the same names.
     """
     if size() == 1:
-        return own
-    names = list(own[0])
-    values = torch.stack([torch.stack([scalars[name].float() for name in names]) for scalars in own])
+        return local
+    names = list(local[0])
+    values = torch.stack([torch.stack([scalars[name].float() for name in names]) for scalars in local])
     first = gathered(values)[:: context()]  # those of one sequence have the same losses
     rows = first.transpose(0, 1).flatten(0, 1)  # [turns · replicas, names]
     return [dict(zip(names, row.unbind(), strict=True)) for row in rows.unbind()]
@@ -260,7 +260,7 @@ def by_shards(read: Read, tokens: Tensor, targets: Tensor, cu_seqlens: Tensor | 
         cu_seqlens = torch.cat([cu_seqlens, cu_seqlens[-1:] + more])
     tokens, targets = (F.pad(x, (0, more)) for x in (tokens, targets))
     ctx = Context.of(tokens, cu_seqlens).cut(shards)
-    own = read(ctx.shard.own(tokens), ctx.shard.own(targets), ctx).contiguous()
-    parts = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(parts, own, group=shards)
+    part = read(ctx.shard.own(tokens), ctx.shard.own(targets), ctx).contiguous()
+    parts = [torch.empty_like(part) for _ in range(size)]
+    dist.all_gather(parts, part, group=shards)
     return torch.cat(parts, 1)[:, :length]

@@ -82,21 +82,21 @@ def _norms(gradients: list[Tensor]) -> Tensor:
 
     So every shard is sent once, which is little beside the gathering of parameters.
     """
-    found = torch.zeros(len(gradients), device=gradients[0].device)
+    norms = torch.zeros(len(gradients), device=gradients[0].device)
     for i, gradient in enumerate(gradients):
         owner = i % group.size()
         full = _gathered_by(owner, gradient) if isinstance(gradient, DTensor) else gradient
         if group.rank() == owner:
-            found[i] = torch.linalg.vector_norm(full)
-    dist.all_reduce(found)  # one number and zeros: exact
-    return found
+            norms[i] = torch.linalg.vector_norm(full)
+    dist.all_reduce(norms)  # one number and zeros: exact
+    return norms
 
 
 def _gathered_by(owner: int, x: DTensor) -> Tensor | None:
     """The whole tensor in process `owner`, None in the others."""
-    rows, own = -(-len(x) // group.size()), x.to_local()
-    padded = own.new_zeros(rows, *x.shape[1:])
-    padded[: len(own)] = own
+    rows, local = -(-len(x) // group.size()), x.to_local()
+    padded = local.new_zeros(rows, *x.shape[1:])
+    padded[: len(local)] = local
     parts = [torch.empty_like(padded) for _ in range(group.size())] if group.rank() == owner else None
     dist.gather(padded, parts, dst=owner)
     return None if parts is None else torch.cat(parts)[: len(x)]

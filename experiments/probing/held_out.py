@@ -33,10 +33,10 @@ def evenly_spaced_windows(split: Split, count: int, length: int) -> tuple[Tensor
     length = min(length, last)
     count = min(count, last // length)
     starts = np.linspace(0, last - length, count).astype(int)
-    whole = torch.from_numpy(
+    windows = torch.from_numpy(
         np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
     )
-    return whole[:, :-1], whole[:, 1:]
+    return windows[:, :-1], windows[:, 1:]
 
 
 def document_start(split: Split, bos: int, length: int) -> Tensor:
@@ -97,10 +97,10 @@ def loss_by_position(
     is left out. T may be above the trained length, of which buckets beyond it are multiples.
     """
     length = tokens.shape[1]
-    found = position_buckets(model.seq_len, length)
-    stretch = length - max(end - start for start, end in found)
+    edges = position_buckets(model.seq_len, length)
+    stretch = length - max(end - start for start, end in edges)
     rows = []
-    for start, end in found:
+    for start, end in edges:
         scored, before = end - start, max(stretch - start, 0)
         x, y = (part[:, before:].unfold(1, end, scored).flatten(0, 1) for part in (tokens, targets))
         total = _summed(model, x, y, scored, max(1, batch_size * length // end), precision)

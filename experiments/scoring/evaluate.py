@@ -46,11 +46,11 @@ def task_of(run: str | None) -> DataConfig | None:
     return recorded_data((where if (where / CONFIG).is_file() else where.parent.parent) / CONFIG)
 
 
-def with_options(own: DataConfig, options: dict[str, Any]) -> DataConfig:
+def with_options(task: DataConfig, options: dict[str, Any]) -> DataConfig:
     """The data of a run with other values of these options of its task."""
-    changed = dataclasses.replace(getattr(own.tasks, own.name), **options)
-    tasks = dataclasses.replace(own.tasks, **{own.name: changed})
-    return dataclasses.replace(own, tasks=tasks, **OF_TEXT)
+    changed = dataclasses.replace(getattr(task.tasks, task.name), **options)
+    tasks = dataclasses.replace(task.tasks, **{task.name: changed})
+    return dataclasses.replace(task, tasks=tasks, **OF_TEXT)
 
 
 def task_scores(
@@ -89,8 +89,8 @@ def task_scores(
         yield name, {**score.metrics(), "text": task_set.label}
 
 
-def _check_words(own: DataConfig | None, task: Task) -> None:
-    trained = make_task(own) if own is not None and own.name == task.name else None
+def _check_words(trained_on: DataConfig | None, task: Task) -> None:
+    trained = make_task(trained_on) if trained_on is not None and trained_on.name == task.name else None
     words = [[t.word(i) for i in range(t.vocab_size)] for t in (trained, task) if t is not None]
     if trained is None or words[0] != words[1]:
         raise UserError(
@@ -139,25 +139,25 @@ def evaluate(
     if text is not None and not isinstance(text, DataConfig):
         text = DataConfig(name="text", path=str(text))
     check_evaluate(options)
-    own = task_of(str(run))
-    if own is not None:
-        asked = _task_named(own, text)
+    trained = task_of(str(run))
+    if trained is not None:
+        asked = _task_named(trained, text)
         return dict(
             task_scores(str(run), asked, options, precision, pick_device(device), Bar("evaluate", False))
         )
     uses = ("decoding",) if carry else ("scoring",)
     loaded = load_run(str(run), pick_device(device), uses, precision=precision)
-    found = scores(loaded, text, options, precision, Bar("evaluate", False))
-    return {name: {**score.metrics(), **about} for name, score, about in found}
+    result = scores(loaded, text, options, precision, Bar("evaluate", False))
+    return {name: {**score.metrics(), **about} for name, score, about in result}
 
 
-def _task_named(own: DataConfig, text: DataConfig | None) -> DataConfig:
+def _task_named(trained: DataConfig, text: DataConfig | None) -> DataConfig:
     """The task to score a run of a task on. Raises UserError for a text."""
     if text is not None and text.name not in data.TASKS:
         raise UserError(
-            f"this run was trained on the task {own.name}, and cannot be scored on text; leave it out"
+            f"this run was trained on the task {trained.name}, and cannot be scored on text; leave it out"
         )
-    return text or own
+    return text or trained
 
 
 def check_evaluate(options: EvaluateConfig) -> None:
@@ -208,14 +208,14 @@ def _splits(
 
 def _is_own(loaded: LoadedRun, text: DataConfig) -> bool:
     """Return whether a text is the run's own, the one it was trained on: by name and place, files also by content."""
-    own = loaded.data
-    if all(getattr(text, key) == getattr(own, key) for key in TEXT_KEYS):
+    trained = loaded.data
+    if all(getattr(text, key) == getattr(trained, key) for key in TEXT_KEYS):
         return True
-    if text.name != own.name or text.name != "text":
+    if text.name != trained.name or text.name != "text":
         return False
     try:
         recorded = read_json(loaded.folder / IDENTITY, {"data": {"content": str}})["data"]["content"]
-        return data.fingerprint(dataclasses.replace(own, path=text.path)) == recorded
+        return data.fingerprint(dataclasses.replace(trained, path=text.path)) == recorded
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return False  # what is wrong with a text is said when it is read
 

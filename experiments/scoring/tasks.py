@@ -77,17 +77,17 @@ def score_sequences(
                 for x in (sequences.tokens, sequences.targets)
             )
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bf16"):
-                (_, found, is_right), _ = model(tokens, Context.of(tokens), targets, right=True)
+                (_, losses, is_right), _ = model(tokens, Context.of(tokens), targets, right=True)
             asked = targets != IGNORE
-            nats.append(found[asked].double().cpu())
+            nats.append(losses[asked].double().cpu())
             right.append(is_right[asked].cpu())
             if progress is not None:
                 progress(tokens.numel())
     finally:
         model.train(training)
     sequence, position = np.nonzero(sequences.targets != IGNORE)
-    found = [torch.cat(parts).numpy() for parts in (nats, right)]
-    return TaskScore(*found, sequence, position, sequences.difficulty[sequence, position], chance)
+    answers = [torch.cat(parts).numpy() for parts in (nats, right)]
+    return TaskScore(*answers, sequence, position, sequences.difficulty[sequence, position], chance)
 
 
 def accuracies(right: Tensor, targets: Tensor, of: Tensor | None = None) -> dict[str, Tensor]:

@@ -57,8 +57,8 @@ def write_documents(folder: Path, scored: dict[str, np.ndarray]) -> None:
     Columns: split; document, from 0 in the order of the split; tokens scored; nats, the sum of −ln p over them.
     """
     rows = {
-        split: [(place, int(tokens), nats) for place, (tokens, nats) in enumerate(found.tolist())]
-        for split, found in scored.items()
+        split: [(place, int(tokens), nats) for place, (tokens, nats) in enumerate(scores.tolist())]
+        for split, scores in scored.items()
     }
     write_splits(folder / FILE, COLUMNS, rows)
 
@@ -168,10 +168,10 @@ def score_windows(
         for tokens, targets, keep in _batched(windows, batch_size):
             bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                found = token_losses(model, tokens.to(device), targets.to(device), bounds, shards)
-            nats += (found * keep.to(device)).sum(dtype=torch.float64)
+                window = token_losses(model, tokens.to(device), targets.to(device), bounds, shards)
+            nats += (window * keep.to(device)).sum(dtype=torch.float64)
             if losses is not None:
-                losses.append(found.double().cpu()[keep].numpy())
+                losses.append(window.double().cpu()[keep].numpy())
             count = int(keep.sum())
             scored += count
             if progress is not None:

@@ -108,13 +108,13 @@ def pause_on(*numbers: signal.Signals) -> None:
         signal.signal(number, lambda number, frame: _receive(number))
 
 
-def pause_on_from_others(number: signal.Signals, own: int) -> None:
+def pause_on_from_others(number: signal.Signals, pid: int) -> None:
     """`pause_on`, but where process `own` sends the signal it ends this one.
 
     To be called before other threads start: they inherit that it is blocked, so that one of them can ask who sent it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    threading.Thread(target=_ask_who_sent, args=(number, own), daemon=True).start()
+    threading.Thread(target=_ask_who_sent, args=(number, pid), daemon=True).start()
 
 
 def received() -> signal.Signals | None:
@@ -144,8 +144,8 @@ def _receive(number: int) -> None:
         _tell(process)
 
 
-def _ask_who_sent(number: signal.Signals, own: int) -> None:
-    while signal.sigwaitinfo({number}).si_pid != own:
+def _ask_who_sent(number: signal.Signals, pid: int) -> None:
+    while signal.sigwaitinfo({number}).si_pid != pid:
         _receive(number)
     os._exit(128 + number)
 

@@ -28,9 +28,9 @@ def end_with_parent(number: int, parent: int | None = None) -> None:
 
     Ends at once where the parent has ended before that could be arranged. parent: its id; None: as `as_parent` told.
     """
-    told = os.environ.pop(PARENT, None)  # processes that this one starts have another parent
-    if parent is None and told is not None:
-        parent = int(told)
+    pid = os.environ.pop(PARENT, None)  # processes that this one starts have another parent
+    if parent is None and pid is not None:
+        parent = int(pid)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
         if parent is not None and os.getppid() != parent:

@@ -191,8 +191,8 @@ def _killed(log: Path) -> str | None:
     The others then fail because it is gone, and may be the first to tell.
     """
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"Signal \d+ \((?!SIGTERM|SIGHUP)\w+\) received by PID \d+", text)
-    return found and found[0]
+    match = re.search(r"Signal \d+ \((?!SIGTERM|SIGHUP)\w+\) received by PID \d+", text)
+    return match and match[0]
 
 
 # One process.
@@ -252,14 +252,14 @@ def _locked_by_main(planned: Plan) -> Iterator[None]:
     One that stopped alone would leave the others with an error of the network.
     """
     with contextlib.ExitStack() as held:
-        told = None
+        message = None
         if group.is_main():
             try:
                 held.enter_context(planned.folder.locked())
             except Paused as pause:
-                told = str(pause)
-        if told := group.from_main(told):
-            raise Paused(told)
+                message = str(pause)
+        if message := group.from_main(message):
+            raise Paused(message)
         yield
 
 

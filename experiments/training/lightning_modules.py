@@ -55,12 +55,12 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
     for name, parameter in model.named_parameters():
         if not whole(torch.isfinite(parameter).all()):
             return f"{name} (its weights are not finite)"
-    found: list[str] = []
+    bad: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and _finite(inputs) and not _finite(output):
-                found.append(name)
+            if not bad and _finite(inputs) and not _finite(output):
+                bad.append(name)
 
         return hook
 
@@ -71,13 +71,13 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else UNKNOWN
+    return bad[0] if bad else UNKNOWN
 
 
 def first_bad_gradient(model: nn.Module) -> str:
     """The last parameter in module order with a gradient that is not finite: backward reached it first."""
-    found = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
-    bad = [name for name, grad in found if not whole(torch.isfinite(grad).all())]
+    gradients = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+    bad = [name for name, grad in gradients if not whole(torch.isfinite(grad).all())]
     return f"{bad[-1]} (its gradient)" if bad else "gradient norm"
 
 
@@ -163,15 +163,15 @@ class LanguageModelling(pl.LightningModule):
         step: the `counts` of the step that the batch belongs to; then its parts of the step's means, which add up to
         them. None: the batch's own means.
         """
-        own, ctx = own_part(batch)
-        (nats, _, right), aux = self.compute(own["tokens"], ctx, own["targets"], right=bool(self.measures))
+        part, ctx = own_part(batch)
+        (nats, _, right), aux = self.compute(part["tokens"], ctx, part["targets"], right=bool(self.measures))
         answers = None
         if step is not None:
             answers, sequences = step.unbind()
             share = ctx.n_sequences / sequences.double()  # auxiliary losses are means over sequences
             aux = {name: value * share.to(value.dtype) for name, value in aux.items()}
-        loss = ctx.target_mean(nats, own["targets"], IGNORE, answers)
-        return loss, aux, {} if right is None else accuracies(right, own["targets"], step)
+        loss = ctx.target_mean(nats, part["targets"], IGNORE, answers)
+        return loss, aux, {} if right is None else accuracies(right, part["targets"], step)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The optimiser, and the learning-rate schedule that is advanced every step."""
@@ -202,7 +202,7 @@ class LanguageModelling(pl.LightningModule):
     def _agree_on_losses(self) -> None:
         """Gather the losses of the step's micro-batches. Raises NonFinite, the same in all processes."""
         self.micro_batches = group.losses_in_order([losses for _, losses in self._own])
-        own, self._own = self._own, []
+        local, self._own = self._own, []
         if group.size() == 1:
             return
         self.last_step = {name: sum(part[name] for part in self.micro_batches) for name in self.last_step}
@@ -210,14 +210,14 @@ class LanguageModelling(pl.LightningModule):
         bad = torch.isfinite(totals).logical_not().nonzero().flatten().tolist()
         if bad:
             turn, replica = divmod(bad[0], group.replicas())
-            names = group.from_all(self._bad_module(own[turn][0]))[replica * group.context() :]
+            names = group.from_all(self._bad_module(local[turn][0]))[replica * group.context() :]
             # Of those that hold the sequence together, one whose own tokens tell.
             module = next((name for name in names[: group.context()] if name != UNKNOWN), UNKNOWN)
             raise NonFinite("the loss is not finite", self.global_step, module)
 
     def _bad_module(self, batch: Batch) -> str:
-        own, ctx = own_part(batch)
-        return first_bad_module(self.model, lambda: self.model(own["tokens"], ctx))
+        part, ctx = own_part(batch)
+        return first_bad_module(self.model, lambda: self.model(part["tokens"], ctx))
 
     def train_dataloader(self) -> DataLoader:
         """Batches from the step that the trainer is at, so that a resumed run gets those of an uninterrupted one."""

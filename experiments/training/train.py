@@ -85,11 +85,11 @@ def _strategy(config: Config) -> str | None:
 
 def _data_summary(attempt: Attempt) -> dict[str, Any]:
     """Describe the run's data; of a task also what a memory of as many training sequences gets right."""
-    told, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
+    description, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
     if not isinstance(corpus, TaskSet):
-        return told
+        return description
     a_step = config.data.batch_size * config.trainer.accumulate
-    return {**told, "memorised": corpus.memorised(attempt.steps * a_step)}
+    return {**description, "memorised": corpus.memorised(attempt.steps * a_step)}
 
 
 def _recipe(config: Config, precision: str) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def _mlflow(experiment: str, run: str, place: str) -> Any:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(place)
-    if (found := client.get_experiment_by_name(experiment)) is not None:
-        before = client.search_runs([found.experiment_id], f"attributes.run_name = '{run}'")
+    if (existing := client.get_experiment_by_name(experiment)) is not None:
+        before = client.search_runs([existing.experiment_id], f"attributes.run_name = '{run}'")
         names |= {"run_id": before[0].info.run_id} if before else {}
     return pl.loggers.MLFlowLogger(**names)
 
@@ -234,10 +234,10 @@ def configured(planned: Plan) -> dict[str, Any]:
 def figures(summary: dict[str, Any]) -> dict[str, float]:
     """The numbers of a summary as loggers have them: summary/parameters, summary/test/loss, ..."""
     settings = ("schema", "seed", "model", "recipe", "start", "machine", "data")
-    found = leaves({key: value for key, value in summary.items() if key not in settings})
+    numbers = leaves({key: value for key, value in summary.items() if key not in settings})
     return {
         f"summary/{key.removeprefix('metrics.').replace('.', '/')}": float(value)
-        for key, value in found
+        for key, value in numbers
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
@@ -296,8 +296,8 @@ class Attempt:
         config, folder = self.planned.config, self.planned.folder
         trainer = self._trainer(config, folder.path)
 
-        def check(step: int, found: Any) -> None:
-            callbacks.check_checkpoint(step, found, self.task, self.metrics, self.validation)
+        def check(step: int, checkpoint: Any) -> None:
+            callbacks.check_checkpoint(step, checkpoint, self.task, self.metrics, self.validation)
 
         point = callbacks.latest_checkpoint(folder.checkpoints, check)
         self.exports.resumed = 0 if point is None else step_of(point)

@@ -56,10 +56,10 @@ def _command(block: registry.Block, outcome: Path) -> list[str]:
 
 def _cases(tree: ElementTree.ElementTree) -> Iterator[tuple[str, str, str, str]]:
     """Yield of every test the contract's name, its case, "failed", "skipped" or "", and the reason in a line."""
-    for found in tree.iter("testcase"):
-        name, _, case = found.get("name", "").partition("[")
+    for element in tree.iter("testcase"):
+        name, _, case = element.get("name", "").partition("[")
         for outcome, nodes in (("failed", ("failure", "error")), ("skipped", ("skipped",))):
-            node = next((found.find(tag) for tag in nodes if found.find(tag) is not None), None)
+            node = next((element.find(tag) for tag in nodes if element.find(tag) is not None), None)
             if node is not None:
                 lines = (node.get("message") or node.text or "").strip().splitlines()
                 yield name, case.removesuffix("]"), outcome, " ".join(lines[:1])
@@ -72,10 +72,10 @@ def summarise(cases: list[tuple[str, str, str, str]]) -> list[dict[str, Any]]:
     """The rows of these cases, in the order of their contracts."""
     rows = []
     for contract in dict.fromkeys(case[0] for case in cases):
-        own = [case for case in cases if case[0] == contract]
-        failures = [case for case in own if case[2] == "failed"]
+        selected = [case for case in cases if case[0] == contract]
+        failures = [case for case in selected if case[2] == "failed"]
         first = failures[0] if failures else ("", "", "", "")
-        counts = (len(own), len(failures), sum(case[2] == "skipped" for case in own))
+        counts = (len(selected), len(failures), sum(case[2] == "skipped" for case in selected))
         name = contract.removeprefix("test_").replace("_", " ")
         rows.append(dict(zip(COLUMNS, (name, *counts, first[1], first[3]), strict=True)))
     return rows

@@ -116,7 +116,9 @@ PLAIN = {"mixer": "attention", "residual": "add", "channel": "swiglu"}
 
 def find_block(name: str | None) -> registry.Block:
     """The block to be judged, of any kind. Raises UserError for none, an unknown one, or the transformer's."""
-    names = {found: block for kind in registry.KINDS for found, block in registry.blocks(kind).items()}
+    names = {
+        candidate: block for kind in registry.KINDS for candidate, block in registry.blocks(kind).items()
+    }
     judged = sorted(set(names) - set(PLAIN.values()))
     if name is None:
         raise UserError(f"job=verdict needs block=NAME, one of {', '.join(judged)}")
@@ -164,11 +166,11 @@ def models(
     plain = dataclasses.replace(
         base, preset="transformer", pattern="F", residual=_default("residual"), channel=_default("channel")
     )
-    found = {"transformer": plain}
+    compared = {"transformer": plain}
     for one in (block, relative):
         if one is not None:
-            found[one.name] = _with_block(plain, one)
-    return found
+            compared[one.name] = _with_block(plain, one)
+    return compared
 
 
 def _default(part: str) -> object:

@@ -59,10 +59,10 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} cannot be read ({error}); remove its folder to measure again") from error
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def check_contracts(folder: Path, block: registry.Block) -> Rows:

@@ -176,8 +176,8 @@ class StepProjection:
         """All projections of x: q, k and v, the indexer's, the gates."""
         mixer, index = self.mixer, self.mixer.indexer
         gates = [gate for gate in (mixer.value_gate, mixer.output_gate) if gate is not None]
-        own = (mixer.q_proj, mixer.k_proj, mixer.v_proj)
-        return [*own, index.q_proj, index.k_proj, index.w_proj, *gates]
+        projections = (mixer.q_proj, mixer.k_proj, mixer.v_proj)
+        return [*projections, index.q_proj, index.k_proj, index.w_proj, *gates]
 
 
 def _join(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
@@ -435,12 +435,12 @@ class GSA(GroupedQueryMixer):
         at = torch.arange(cache.appended - time, cache.appended, device=q_idx.device)
         begun = min(time, -(cache.appended - time) % share)
         choice = cache.choice[:, None].expand(-1, begun, -1)
-        found = [continued(choice, at[:begun] // share * share, at[:begun], share)]
+        choices = [continued(choice, at[:begun] // share * share, at[:begun], share)]
         if begun < time:
-            found.append(select(q_idx[:, begun:], w_idx[:, begun:]))
+            choices.append(select(q_idx[:, begun:], w_idx[:, begun:]))
             first = (cache.appended - 1) // share * share - (cache.appended - time) - begun
-            cache.choice = found[1][:, first, :width].clone()
-        return torch.cat(found, 1)
+            cache.choice = choices[1][:, first, :width].clone()
+        return torch.cat(choices, 1)
 
 
 class ChoiceCache(RowCache):

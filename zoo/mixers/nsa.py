@@ -122,7 +122,7 @@ class NSAState:
     def join(self, states: Sequence[NSAState]) -> NSAState:
         """The state of the sequences of several states, this one among them, all of as many tokens."""
         caches = zip(*(state._caches for state in states), strict=True)
-        joined = (own.join(others) for own, others in zip(self._caches, caches, strict=True))
+        joined = (cache.join(others) for cache, others in zip(self._caches, caches, strict=True))
         return NSAState(*joined, self.block_size, self.stride)
 
     @property

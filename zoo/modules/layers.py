@@ -64,8 +64,8 @@ def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
     if usual and joins(x):
         plain, gates = maps, ()
     weights, biases = [m.weight for m in plain], [m.bias for m in plain]
-    found = linears(x, weights, biases) if usual else [linear(x) for linear in plain]
-    return [*found, *(gate.logits(x) for gate in gates)]
+    outputs = linears(x, weights, biases) if usual else [linear(x) for linear in plain]
+    return [*outputs, *(gate.logits(x) for gate in gates)]
 
 
 def output_std(depth: int) -> float:

@@ -604,13 +604,13 @@ class Family:
 
     def links(self, model: LanguageModel) -> list[Link]:
         """The links of all tensors of a model that decide what it computes, in order of its layers."""
-        found = [same("embedding.weight", "model.embed_tokens.weight")]
+        pairs = [same("embedding.weight", "model.embed_tokens.weight")]
         for i, layer in enumerate(model.layers):
             there = layer.state_dict().keys()
             links = (link for link in self.layer(layer) if there & set(link.ours))
-            found += [link.inside(f"layers.{i}.", f"model.layers.{i}.") for link in links]
-        found += [same("norm.weight", self.norm)]
-        return found if model.head is None else [*found, same("head.weight", "lm_head.weight")]
+            pairs += [link.inside(f"layers.{i}.", f"model.layers.{i}.") for link in links]
+        pairs += [same("norm.weight", self.norm)]
+        return pairs if model.head is None else [*pairs, same("head.weight", "lm_head.weight")]
 
 
 _UNTIED = {"tie_word_embeddings": False}

@@ -87,13 +87,13 @@ class Published:
         links, shards = self.family.links(planned), self._shards()
         self._check(planned, links, shards)
         model = to_be_filled(config, **sizes)
-        own = dict(model.named_parameters()) | dict(model.named_buffers())
+        targets = dict(model.named_parameters()) | dict(model.named_buffers())
         # By file, so that each is opened once and closed before the next one is read.
         order = sorted(links, key=lambda link: str(shards[link.theirs[0]].file))
         with torch.no_grad(), _Files(shards) as files:
             for link in order:
                 for name, x in zip(link.ours, link.read(*map(files.read, link.theirs)), strict=True):
-                    own[name].copy_(x)
+                    targets[name].copy_(x)
         return model.eval()
 
     def tokenizer(self) -> Tokenizer | None:
@@ -102,15 +102,15 @@ class Published:
 
     def digest(self) -> str:
         """SHA-256 of config.json, the tokenizer and the weights, as hexadecimal digits."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         names = {CONFIG, TOKENIZER, *(place.file.name for place in self._shards().values())}
         for path in sorted(self.folder / name for name in names):
             if path.is_file():
-                found.update(f"{path.name} {path.stat().st_size}\n".encode())
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
                 with open(path, "rb") as file:
                     while block := file.read(1 << 24):
-                        found.update(block)
-        return found.hexdigest()
+                        digest.update(block)
+        return digest.hexdigest()
 
     def _shards(self) -> dict[str, Place]:
         """Where every tensor is, by its published name. Raises UserError where one is missing or cut."""
@@ -121,18 +121,18 @@ class Published:
             files = {self.folder / Path(name).name for name in index.values()}
         else:
             files, index = {self.folder / WEIGHTS}, None
-        found = []
+        shards = []
         for file in sorted(files):
             if not file.is_file():
                 raise UserError(self._without(file))
-            found += [Place(file, name, shape) for name, shape in _header(file).items()]
-        if index is not None and (gone := sorted(set(index) - {place.name for place in found})):
+            shards += [Place(file, name, shape) for name, shape in _header(file).items()]
+        if index is not None and (gone := sorted(set(index) - {place.name for place in shards})):
             raise UserError(
                 f"{self.folder / INDEX} names tensors that its files do not hold ({_some(gone)}); fetch the "
                 "whole folder again"
             )
         also = self.family.also or ("$^", "")
-        return {re.sub(*also, place.name): place for place in found}
+        return {re.sub(*also, place.name): place for place in shards}
 
     def _without(self, file: Path) -> str:
         pickled = sorted(path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
@@ -217,13 +217,13 @@ class _Files:
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the dtype that it has there. Raises UserError for a damaged file."""
-        path, own, _ = self.shards[name]
+        path, entry, _ = self.shards[name]
         try:
             if path != self.path:
                 self.file = None
                 self.path, self.file = path, safetensors.safe_open(path, framework="pt")
             # A copy: a view keeps the whole file mapped.
-            return self.file.get_tensor(own).clone()
+            return self.file.get_tensor(entry).clone()
         except (OSError, safetensors.SafetensorError) as error:
             raise _damaged(path, error) from error
 

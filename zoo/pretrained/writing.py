@@ -84,12 +84,12 @@ def write_folder(
 def _chosen(model: LanguageModel, wanted: str | None) -> tuple[Family | None, str]:
     if wanted == "archzoo":
         return None, ""
-    found, why = family_of(model, FAMILIES if wanted is None else [wanted])
-    if wanted is not None and found is None:
+    family, why = family_of(model, FAMILIES if wanted is None else [wanted])
+    if wanted is not None and family is None:
         raise UserError(
             f"model_type={wanted} cannot hold this model ({why}); leave family out to write model_type=archzoo"
         )
-    return found, why
+    return family, why
 
 
 def _config(model: LanguageModel) -> dict[str, Any]:

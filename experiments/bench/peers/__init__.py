@@ -24,7 +24,7 @@ UPPER_BOUNDS = frozenset({"copy"})
 
 @functools.cache
 def _files() -> dict[str, ModuleType]:
-    names = sorted(found.name for found in pkgutil.iter_modules(__path__))
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return {name: importlib.import_module(f"{__name__}.{name}") for name in names if name != "shared"}
 
 

@@ -176,7 +176,7 @@ def run_recurrences(tokens: int, repeats: int) -> list[dict[str, Any]]:
 
 def _time(call: Call, repeats: int) -> dict[str, dict[str, list[float]]]:
     """Mode -> backend -> milliseconds of every repetition."""
-    leaves, found = [x for x in call.tensors() if x.requires_grad], {}
+    leaves, samples = [x for x in call.tensors() if x.requires_grad], {}
     for mode, work in MODES.items():
         outputs = {b: functools.partial(_output, call, b) for b in ("reference", "torch")}
         forms = {b: functools.partial(work, output, leaves) for b, output in outputs.items()}
@@ -185,8 +185,8 @@ def _time(call: Call, repeats: int) -> dict[str, dict[str, list[float]]]:
         again = repeats if times["reference"][0] < SLOW_MS else 1
         for backend, more in timing.interleaved(forms, again, CPU, warm_up=0).items():
             times[backend] += more
-        found[mode] = times
-    return found
+        samples[mode] = times
+    return samples
 
 
 def _output(call: Call, backend: str) -> Tensor:

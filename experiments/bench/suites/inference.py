@@ -132,10 +132,10 @@ def expected_ms(rows: list[dict[str, Any]], ratio: str | None, length: int, most
 
 
 def _ms(row: dict[str, Any], ratio: str | None) -> float | None:
-    own = float(row["milliseconds_median"])
+    milliseconds = float(row["milliseconds_median"])
     if ratio is None:
-        return own
-    return own * float(row[ratio]) if row.get(ratio) else None
+        return milliseconds
+    return milliseconds * float(row[ratio]) if row.get(ratio) else None
 
 
 # The columns of the table, and a row as text.
@@ -154,12 +154,12 @@ COLUMNS = [
 ]
 
 
-def compared(ratio: str, other: list[float], own: list[float]) -> dict[str, float]:
+def compared(ratio: str, other: list[float], ours: list[float]) -> dict[str, float]:
     """The columns of a ratio: its median, and the ends of its interval where there are pairs enough for one."""
-    middle, low, high = timing.ratios(other, own)
+    middle, low, high = timing.ratios(other, ours)
     return (
         {ratio: middle}
-        if len(own) < FEWEST_PAIRS
+        if len(ours) < FEWEST_PAIRS
         else {ratio: middle, f"{ratio}_low": low, f"{ratio}_high": high}
     )
 
@@ -219,8 +219,8 @@ def _models_at(place: Path, config: Config) -> Iterator[Path]:
     if place.is_file() or (place / CARD).is_file():
         yield place
     else:
-        found, _ = find_runs(dataclasses.replace(config, run=None, runs=str(place)))
-        yield from found
+        runs, _ = find_runs(dataclasses.replace(config, run=None, runs=str(place)))
+        yield from runs
 
 
 def _run(path: Path, asked: Config, device: torch.device) -> TimedModel:
@@ -388,8 +388,8 @@ class ModelTiming:
 
     def _expected_s(self, name: str) -> float:
         """Seconds that a call would take, as far as shorter lengths tell."""
-        found = self.bench.table.find(**self._kind)
-        shorter = [row for row in found if int(row["tokens"]) < self.length and row["backend"] != PEER]
+        rows = self.bench.table.find(**self._kind)
+        shorter = [row for row in rows if int(row["tokens"]) < self.length and row["backend"] != PEER]
         timed = [row for row in shorter if row.get("milliseconds_median")]
         expected = expected_ms(timed, RATIO[name], self.length, MOST_GROWTH[self.mode]) or 0.0
         return MODES[self.mode] * expected / 1e3
@@ -417,7 +417,7 @@ class ModelTiming:
         with autocast(self.bench.config, device):
             calls = {name: self._call(models, name) for name in names}
             times = timing.interleaved_within(calls, repeats, device, CELL_S)
-        times = {name: [ms / MODES[self.mode] for ms in found] for name, found in times.items()}
+        times = {name: [ms / MODES[self.mode] for ms in samples] for name, samples in times.items()}
         return self._rows(models, times)
 
     def _call(self, models: ComparedModels, name: str) -> Call:

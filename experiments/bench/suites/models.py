@@ -91,8 +91,8 @@ class _Cell:
 
     def _reason_to_skip(self) -> str | None:
         """The reason to skip a cell, from the time and memory of shorter sequences; None to measure it."""
-        found = self.table.find(model=self.name, mode=self.mode, recompute=self.recompute)
-        shorter = [row for row in found if int(row["tokens"]) < self.length]
+        rows = self.table.find(model=self.name, mode=self.mode, recompute=self.recompute)
+        shorter = [row for row in rows if int(row["tokens"]) < self.length]
         if any(str(row.get("note", "")).startswith(NO_ROOM) for row in shorter):
             return f"{NO_ROOM} at fewer tokens"
         timed = [row for row in shorter if row.get("milliseconds_median")]
@@ -116,13 +116,13 @@ class _Cell:
         row |= {**self._columns, "backend": self.config.model.backend, "peak_memory_bytes": peak}
         return {**row, "ratio": ""} if plain is None else row
 
-    def _transformer_time(self, own: float) -> float | None:
+    def _transformer_time(self, milliseconds: float) -> float | None:
         """The transformer's time; None where it has none."""
         if self.name == PLAIN:
-            return own
+            return milliseconds
         names = {**self.cell.names, "model": PLAIN}
-        found = [row["milliseconds_median"] for row in self.table.find(**names) if not row.get("note")]
-        return float(found[0]) if found else None
+        measured = [row["milliseconds_median"] for row in self.table.find(**names) if not row.get("note")]
+        return float(measured[0]) if measured else None
 
     def _note_row(self, note: str) -> list[dict[str, Any]]:
         return self._print(result_table.note_row("models", self.name, note, self.device) | self._columns)

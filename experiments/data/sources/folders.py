@@ -43,14 +43,14 @@ def find_files(place: str, column: str) -> tuple[list[Path], dict[str, list[Path
         root, files = fixed_part(place), [file for file in expand_glob(place) if file.is_file()]
     if not files:
         raise UserError(f"data.path={place}: no such file or folder, and as a glob it matches nothing")
-    told = by_split([*files, *unread], root)
+    by_name = by_split([*files, *unread], root)
     splits = {
         split: read
-        for split, named in told.items()
+        for split, named in by_name.items()
         if (read := [file for file in named if file not in unread])
     }
-    if told and not splits:
-        first = min(file for named in told.values() for file in named)
+    if by_name and not splits:
+        first = min(file for named in by_name.values() for file in named)
         raise unread[first] or UserError(
             f"data.path={place}: cannot read the files of its splits, e.g. {first.name}; decompress them, convert them "
             f"to text (*{_TEXTS[0]}), or give a glob of the files to read"
@@ -127,9 +127,9 @@ def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
     tells = {file: ends[file] or (within[file][0] if within[file] else None) for file in files}
     named = {*tells.values()} - {None}
     alike = defaultdict(set)
-    for found in filter(None, within.values()):
-        alike[found[1]].add(found[0])
-    sure = "train" in ends.values() or any("train" in found and len(found) > 1 for found in alike.values())
+    for names in filter(None, within.values()):
+        alike[names[1]].add(names[0])
+    sure = "train" in ends.values() or any("train" in names and len(names) > 1 for names in alike.values())
     if len(named) > 1 and (None not in tells.values() or ("train" in named and sure)):
         return _grouped(tells)
     if None not in ends.values() and named != {"train"}:
@@ -164,8 +164,8 @@ def _words(name: str) -> list[str]:
 
 def _just(file: Path, root: Path) -> str | None:
     """The split that is all of the name of a folder (the first), or of the file."""
-    whole = ("".join(_words(part)) for part in _parts(file, root))
-    return next((_SPLIT_NAMES[name] for name in whole if name in _SPLIT_NAMES), None)
+    words = ("".join(_words(part)) for part in _parts(file, root))
+    return next((_SPLIT_NAMES[name] for name in words if name in _SPLIT_NAMES), None)
 
 
 def _at_end(words: list[str]) -> str | None:
@@ -184,5 +184,5 @@ def _within(file: Path, root: Path) -> tuple[str, tuple] | None:
 
 
 def _grouped(splits: dict[Path, str | None]) -> dict[str, list[Path]]:
-    found = {name: [file for file, split in splits.items() if split == name] for name in SPLITS}
-    return {name: files for name, files in found.items() if files}
+    groups = {name: [file for file, split in splits.items() if split == name] for name in SPLITS}
+    return {name: files for name, files in groups.items() if files}

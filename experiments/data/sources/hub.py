@@ -70,8 +70,8 @@ class HuggingFace(Text):
 
     def origin(self, cfg: DataConfig) -> dict[str, str]:
         """The column; of the hub name, configuration, split and commit."""
-        found = {"column": cfg.column or _COLUMN, "split": cfg.split or _SPLIT}
-        return found if is_local(cfg) else {**found, "dataset": cfg.dataset, "revision": revision(cfg)}
+        origin = {"column": cfg.column or _COLUMN, "split": cfg.split or _SPLIT}
+        return origin if is_local(cfg) else {**origin, "dataset": cfg.dataset, "revision": revision(cfg)}
 
     def told(self, cfg: DataConfig, read: Contents) -> str:
         """What was read, and how to get the same again."""
@@ -104,16 +104,16 @@ def revision(cfg: DataConfig) -> str:
     if re.fullmatch("[0-9a-f]{40}", cfg.revision or ""):
         return str(cfg.revision)
     place = cache_root(cfg) / "datasets" / f"{content_hash([cfg.dataset, cfg.revision])}.json"
-    found = load_fact(place)
-    if found is None:
+    fact = load_fact(place)
+    if fact is None:
         from huggingface_hub import HfApi
 
         try:
-            found = HfApi().dataset_info(cfg.dataset, revision=cfg.revision).sha
+            fact = HfApi().dataset_info(cfg.dataset, revision=cfg.revision).sha
         except Exception as error:  # of the network's library, which are no OSErrors
             raise _unreadable(cfg, error) from error
-        store_fact(place, found)
-    return found
+        store_fact(place, fact)
+    return fact
 
 
 def _key(cfg: DataConfig) -> str:
@@ -178,8 +178,8 @@ def _open(cfg: DataConfig) -> dict[str, Iterable[dict[str, Any]]]:
 
     place = Path(cfg.dataset).expanduser()
     if is_local(cfg) and any((place / x).is_file() for x in ("state.json", "dataset_dict.json")):
-        found = datasets.load_from_disk(str(place))
-        return dict(found) if isinstance(found, dict) else {_SPLIT: found}
+        dataset = datasets.load_from_disk(str(place))
+        return dict(dataset) if isinstance(dataset, dict) else {_SPLIT: dataset}
     pinned = {} if is_local(cfg) else {"revision": revision(cfg)}
     return dict(datasets.load_dataset(str(place), cfg.config, streaming=True, **pinned))
 

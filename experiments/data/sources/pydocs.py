@@ -94,7 +94,7 @@ def _stdlib() -> Path:
 
 def _modules() -> dict[str, Path]:
     """Source file of every module of the standard library by dotted name, sorted; tests left out."""
-    root, found = _stdlib(), {}
+    root, modules = _stdlib(), {}
     for folder, inner, files in os.walk(root):
         place = Path(folder).relative_to(root).parts
         inner[:] = [
@@ -102,8 +102,10 @@ def _modules() -> dict[str, Path]:
         ]
         for stem in (file[:-3] for file in files if file.endswith(".py")):
             if place or stem in sys.stdlib_module_names:
-                found[".".join(place if stem == "__init__" else (*place, stem))] = Path(folder, f"{stem}.py")
-    return dict(sorted(found.items()))
+                modules[".".join(place if stem == "__init__" else (*place, stem))] = Path(
+                    folder, f"{stem}.py"
+                )
+    return dict(sorted(modules.items()))
 
 
 def _extract(folder: Path) -> None:

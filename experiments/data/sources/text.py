@@ -70,22 +70,22 @@ class Text(Source):
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
         """Times and sizes of the files, what their names tell, the column of tables; None while a file is new."""
-        found = find(cfg)
-        files = files_stamp(found.files)
-        splits = {split: [str(file.absolute()) for file in part] for split, part in found.splits.items()}
-        return files and {"rule": self.rule, "files": files, "splits": splits, "column": found.column}
+        selection = find(cfg)
+        files = files_stamp(selection.files)
+        splits = {split: [str(file.absolute()) for file in part] for split, part in selection.splits.items()}
+        return files and {"rule": self.rule, "files": files, "splits": splits, "column": selection.column}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
         """The documents of a split, or its part of each, in the order of the paths."""
-        found = find(cfg)
-        if found.splits and "train" not in found.splits:
-            left_out = f" (left out: {_listed(sorted(found.left_out))})" if found.left_out else ""
+        selection = find(cfg)
+        if selection.splits and "train" not in selection.splits:
+            left_out = f" (left out: {_listed(sorted(selection.left_out))})" if selection.left_out else ""
             raise UserError(
-                f"data.path={cfg.path} has only {' and '.join(found.splits)} files, by their names, and no training "
-                f"text{left_out}; add some, give a single file to train on, or score a trained "
+                f"data.path={cfg.path} has only {' and '.join(selection.splits)} files, by their names, and no "
+                f"training text{left_out}; add some, give a single file to train on, or score a trained "
                 "model on these: job=evaluate run=RUN data=text"
             )
-        for text in _texts_of(found, split):
+        for text in _texts_of(selection, split):
             yield Document(text, count_lines(text))
 
     def label(self, cfg: DataConfig, split: str, read: dict | None = None) -> str:
@@ -94,15 +94,18 @@ class Text(Source):
 
     def told(self, cfg: DataConfig, read: Contents) -> str:
         """The files, where each split comes from, and what is left out."""
-        found = find(cfg)
+        selection = find(cfg)
         splits = [
-            f"{split} from {_listed([file.name for file in files])}" for split, files in found.splits.items()
+            f"{split} from {_listed([file.name for file in files])}"
+            for split, files in selection.splits.items()
         ]
-        if found.missing:
-            how = "of whole documents" if _stay_whole(found) else "of the end of each document"
-            splits.append(f"{' and '.join(found.missing)} {how}" + " for training" * bool(found.splits))
+        if selection.missing:
+            how = "of whole documents" if _stay_whole(selection) else "of the end of each document"
+            splits.append(
+                f"{' and '.join(selection.missing)} {how}" + " for training" * bool(selection.splits)
+            )
         documents = ", ".join(f"{part['documents']:,} {split}" for split, part in read.items())
-        return f"{told_files(cfg, found)}; {', '.join(splits)}; documents: {documents}"
+        return f"{told_files(cfg, selection)}; {', '.join(splits)}; documents: {documents}"
 
 
 @dataclass(frozen=True)
@@ -144,34 +147,34 @@ def find(cfg: DataConfig) -> Found:
     path, column = Path(cfg.path).expanduser(), cfg.text_column or _COLUMN
     try:
         files, splits, left_out = ([path], {}, Counter()) if path.is_file() else find_files(cfg.path, column)
-        found = Found(files, splits, column, left_out)
-        for file in found.tables:
+        selection = Found(files, splits, column, left_out)
+        for file in selection.tables:
             check_table(file, column)
     except NoColumn as error:
         raise UserError(f"{error}; name its column of texts with data.text_column=...") from error
-    if cfg.text_column is not None and not found.tables:
+    if cfg.text_column is not None and not selection.tables:
         raise UserError(
             f"data.text_column={column} works for tables (Parquet, CSV, JSON Lines), but data.path={cfg.path} has "
             "none; leave it out"
         )
-    return found
+    return selection
 
 
-def told_files(cfg: DataConfig, found: Found | None = None) -> str:
+def told_files(cfg: DataConfig, selection: Found | None = None) -> str:
     """How many files are read, and what of them and beside them is left out."""
-    found = found or find(cfg)
-    left_out = [f"{name} ({n:,})" if n > 1 else name for name, n in sorted(found.left_out.items())]
-    if blank := sum(not size for file in found.tables for _, size in _measured(file, found.column)):
+    selection = selection or find(cfg)
+    left_out = [f"{name} ({n:,})" if n > 1 else name for name, n in sorted(selection.left_out.items())]
+    if blank := sum(not size for file in selection.tables for _, size in _measured(file, selection.column)):
         left_out.append(f"rows without text ({blank:,})")
-    if found.missing:
-        measured = (_measured(file, found.column) for file in found.training)
+    if selection.missing:
+        measured = (_measured(file, selection.column) for file in selection.training)
         copies = Counter(digest for units in measured for digest, size in units if size)
         if again := copies.total() - len(copies):
             left_out.append(f"documents equal to others ({again:,})")
-    objects = [file.name for file in found.files if kind_of(file) not in TABLES and _holds_objects(file)]
+    objects = [file.name for file in selection.files if kind_of(file) not in TABLES and _holds_objects(file)]
     return (
-        f"data.path={cfg.path}: {len(found.files):,} file{'s' * (len(found.files) > 1)}"
-        + f", column '{found.column}'" * bool(found.tables)
+        f"data.path={cfg.path}: {len(selection.files):,} file{'s' * (len(selection.files) > 1)}"
+        + f", column '{selection.column}'" * bool(selection.tables)
         + f"; left out: {_listed(left_out)}" * bool(left_out)
         + f"; lines of {_listed(objects)} are JSON objects, read as they stand: named *.jsonl they are a table"
         * bool(objects)
@@ -190,9 +193,9 @@ def _holds_objects(file: Path) -> bool:
 
 def whole_files(cfg: DataConfig) -> Iterator[Document]:
     """Every document that ``data.path`` names, not split; documents of equal content once."""
-    found, seen = find(cfg), set()
-    for file in found.files:
-        for text in _texts(file, found.column):
+    selection, seen = find(cfg), set()
+    for file in selection.files:
+        for text in _texts(file, selection.column):
             if text and text not in seen:
                 yield Document(text, count_lines(text))
             seen.add(text)
@@ -261,23 +264,23 @@ def decode_text(raw: bytes, place: str, otherwise: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _texts_of(found: Found, split: str) -> Iterator[str]:
-    missing = found.missing
-    if found.splits and (split != "train" or not missing) and split not in missing:
-        for file in found.splits[split]:
-            yield from filter(None, _texts(file, found.column))
+def _texts_of(selection: Found, split: str) -> Iterator[str]:
+    missing = selection.missing
+    if selection.splits and (split != "train" or not missing) and split not in missing:
+        for file in selection.splits[split]:
+            yield from filter(None, _texts(file, selection.column))
         return
     # With one split to take, it gets the last part, and training the one before that, too.
     home = {"train": "train", "validation": "train", "test": missing[0]}
     if len(missing) == len(_HELD_OUT):
         home |= {name: name for name in _HELD_OUT}
-    homes = splits_of_digests(_sizes(found)) if _stay_whole(found) else {}
+    homes = splits_of_digests(_sizes(selection)) if _stay_whole(selection) else {}
     seen: set[str] = set()
-    for file in found.training:
-        measured = _measured(file, found.column)
+    for file in selection.training:
+        measured = _measured(file, selection.column)
         if homes and not any(size and home[homes[digest]] == split for digest, size in measured):
             continue
-        for (digest, _), text in zip(measured, _texts(file, found.column), strict=True):
+        for (digest, _), text in zip(measured, _texts(file, selection.column), strict=True):
             if not text or digest in seen:
                 continue
             seen.add(digest)
@@ -289,13 +292,13 @@ def _texts_of(found: Found, split: str) -> Iterator[str]:
                 yield part
 
 
-def _sizes(found: Found) -> dict[str, int]:
+def _sizes(selection: Found) -> dict[str, int]:
     """Content hash -> bytes of each document that splits are taken from."""
-    return {digest: n for file in found.training for digest, n in _measured(file, found.column) if n}
+    return {digest: n for file in selection.training for digest, n in _measured(file, selection.column) if n}
 
 
-def _stay_whole(found: Found) -> bool:
-    sizes = _sizes(found).values()
+def _stay_whole(selection: Found) -> bool:
+    sizes = _sizes(selection).values()
     return len(sizes) >= EVALUATION_SHARE and max(sizes) <= _LARGEST_SHARE * sum(sizes)
 
 
@@ -341,9 +344,9 @@ def cut_text(text: str) -> dict[str, str]:
 
 def _border(text: str, target: int) -> int:
     for separator in ("\n\n", "\n", " "):
-        found = text.rfind(separator, target - len(text) // 50, target)
-        if found >= 0:
-            return found + len(separator)
+        place = text.rfind(separator, target - len(text) // 50, target)
+        if place >= 0:
+            return place + len(separator)
     return target
 
 

@@ -104,7 +104,7 @@ class WikiText(Source):
         """Times and sizes of local files, repository and commit of those on the hub."""
         splits = {split: self._files(cfg, split) for split in SPLITS}
         stamps = {
-            split: self._hub(cfg) if found is None else files_stamp(found) for split, found in splits.items()
+            split: self._hub(cfg) if files is None else files_stamp(files) for split, files in splits.items()
         }
         return None if None in stamps.values() else {"rule": self.rule, "splits": stamps}
 
@@ -123,9 +123,9 @@ class WikiText(Source):
         if files is None:
             return f"{self.folder} {split} of revision {cfg.revision[:12]}"
         stems = " + ".join(dict.fromkeys(re.sub(r"-\d+-of-\d+$", "", file.stem) for file in files))
-        own = split == "train" and cfg.train_path is not None and self.folder not in stems
+        local = split == "train" and cfg.train_path is not None and self.folder not in stems
         rows = "" if read is None else f"{read['rows']:,} row{'s' * (read['rows'] != 1)}, "
-        return stems if own else f"{stems.replace(self.folder, 'text')} ({rows}not as published)"
+        return stems if local else f"{stems.replace(self.folder, 'text')} ({rows}not as published)"
 
     def confirm(self, cfg: DataConfig, read: Contents) -> None:
         """Raise UserError where the hub's pinned text was asked for, and another one came (from a cache, say)."""
@@ -139,8 +139,8 @@ class WikiText(Source):
 
     def told(self, cfg: DataConfig, read: Contents) -> str | None:
         """The splits of data.path that are not what was published."""
-        own = [s for s in SPLITS if (cfg.train_path is None or s != "train") and self._files(cfg, s)]
-        names = [self.label(cfg, s, read[s]) for s in own if not self._is_published(s, read[s])]
+        local = [s for s in SPLITS if (cfg.train_path is None or s != "train") and self._files(cfg, s)]
+        names = [self.label(cfg, s, read[s]) for s in local if not self._is_published(s, read[s])]
         if not names:
             return None
         return (

@@ -93,13 +93,13 @@ class FuzzyRecall(Task):
 
     def _keys(self, draws: Draws) -> list[Motif]:
         """Random keys of which none begins with another. While there are fewer than tokens, room for one is left."""
-        o, found = self.options, []
-        while len(found) < o.entries:
+        o, keys = self.options, []
+        while len(keys) < o.entries:
             size = 1 + int(draws.below(o.longest, 1)[0])
             motif = tuple(draws.below(o.key_tokens, size).tolist())
-            if not any(motif[: len(key)] == key[:size] for key in found):
-                found.append(motif)
-        return found
+            if not any(motif[: len(key)] == key[:size] for key in keys):
+                keys.append(motif)
+        return keys
 
     def word(self, token: int) -> str:
         """k0 … for tokens of keys, v0 … for tokens of values."""

@@ -83,9 +83,9 @@ class Permutations(Task):
     def draw(self, draws: Draws) -> Drawn:
         """The elements and their products."""
         tokens = self.drawn[draws.below(len(self.drawn), self.seq_len)]
-        found = list(itertools.accumulate(tokens.tolist(), lambda before, g: self.products[g][before]))
+        products = list(itertools.accumulate(tokens.tolist(), lambda before, g: self.products[g][before]))
         places = np.arange(1, self.seq_len)
-        return ask(tokens, places, np.array(found[1:]), places + 1)
+        return ask(tokens, places, np.array(products[1:]), places + 1)
 
     def word(self, token: int) -> str:
         """Return a permutation as a word: the points to which 1, 2, 3, … go, in order."""

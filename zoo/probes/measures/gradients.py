@@ -48,14 +48,14 @@ class Gradients(Measure):
             p for group in parameters for p in group
         ]
         # Other measures may need the graph after this one.
-        found = iter(
+        gradients = iter(
             torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
         )
         for event in self.events:
-            yield self._row(event, "stream_gradient", [next(found)])
+            yield self._row(event, "stream_gradient", [next(gradients)])
         for event, group in zip(self.events, parameters, strict=True):
             if group:
-                yield self._row(event, "parameter_gradient", [next(found) for _ in group])
+                yield self._row(event, "parameter_gradient", [next(gradients) for _ in group])
 
     def _row(self, event: ProbeEvent, measure: str, gradients: list[Tensor]) -> Row:
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
