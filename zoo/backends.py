@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kernels.dispatch import Operation, Unserved
-from zoo.config import ModelConfig
+from zoo.config import ModelConfig, split
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, set_step
@@ -47,7 +47,9 @@ def check_backend(
     if config.backend in WITHOUT_DATA:
         return
     # Layers of one letter ask alike.
-    one_each = dataclasses.replace(config, pattern="".join(dict.fromkeys(letters_of(config))), depth=None)
+    one_each = dataclasses.replace(
+        config, pattern="".join(dict.fromkeys(split(letters_of(config)))), depth=None
+    )
     model = on_meta(one_each, vocab_size=1, seq_len=seq_len, keep_backend=True)
     try:
         with _rehearsal(config.backend, device, half):

@@ -7,10 +7,16 @@ A pattern says which sequence mixer each layer uses:
 
     pattern  = item+            "SF"        two layers, S then F
     item     = atom ["*" n]     "F*14"      fourteen F
-    atom     = letter | "(" pattern ")"     "(KKKL)*4", "CC(FC)*3"
+    atom     = letter | "{" name "}" | "(" pattern ")"      "(KKKL)*4", "CC(FC)*3", "({local}*3F)*2"
 
 A named layout ("interlaced_sf") stands for its letters. Depth defaults to the pattern's length; a given depth tiles
-or cuts the pattern.
+or cuts the pattern. A name in braces is that of a mixer, {attention} as F, or of a variant: a mixer with options of its
+own, which `variants` defines and which has its other options from the mixer's node:
+
+    variants = {"W": {"mixer": "attention", "window": 512}}     pattern "(WWWF)*3"
+
+As a text the layers' mixers are written one after the other, each by its letter or else by its name in braces:
+`split` has them one by one, and `mixers_of` what each of them is.
 
 `channel.name` is a channel mixer, or a pattern of their names in the same language, with "+" between items. Its last
 item is repeated up to the depth:
@@ -23,13 +29,15 @@ item is repeated up to the depth:
 import dataclasses
 import itertools
 import re
+import string
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from kernels.dispatch import registered_backends
 from zoo import registry
 from zoo.errors import UserError, unknown
-from zoo.options import added, before_they_existed, deciding, fits, limited
+from zoo.options import added, before_they_existed, check_limits, deciding, fits, limited
 
 # The layouts of the HyperGraph report: eight sparse (S) and six full (F) layers each, and the dense baseline.
 LAYOUTS = {
@@ -96,12 +104,14 @@ _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 class ModelConfig:
     """A language model.
 
-    preset: name in legends (None: named after its pattern); pattern: one letter per layer, repeated up to the depth, or
-    the name of a layout; depth: number of layers (None: the pattern's length); d_model: model width; n_heads: heads of
-    every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's weights; norm_eps: ε of
-    RMSNorms: the layers', the last, and those of heads (norms of latents and L2 norms keep 1e-6); backend: backend of
-    all kernels, in decoding too (varlen and flash_attn only serve whole sequences; decoding steps then use "auto");
-    refused if it does not support the model's operations.
+    preset: name in legends (None: named after its pattern); pattern: a mixer per layer, by letter or by name in braces,
+    repeated up to the depth, or the name of a layout; variants: mixers with options of their own for the pattern, by
+    name, such as {W: {mixer: attention, window: 512}}, all else as in the mixer's node; depth: number of layers (None:
+    the pattern's length); d_model: model width; n_heads: heads of every mixer that does not set its own;
+    tie_embeddings: the LM head shares the embedding's weights; norm_eps: ε of RMSNorms: the layers', the last, and
+    those of heads (norms of latents and L2 norms keep 1e-6); backend: backend of all kernels, in decoding too (varlen
+    and flash_attn only serve whole sequences; decoding steps then use "auto"); refused if it does not support the
+    model's operations.
     """
 
     preset: str | None = None
@@ -115,6 +125,7 @@ class ModelConfig:
     mixers: Mixers = dataclasses.field(default_factory=Mixers)  # type: ignore[valid-type]
     residual: ResidualChoice = dataclasses.field(default_factory=ResidualChoice)  # type: ignore[valid-type]
     channel: ChannelChoice = dataclasses.field(default_factory=ChannelChoice)  # type: ignore[valid-type]
+    variants: dict[str, Any] = limited({}, before={})
 
 
 def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded: bool = False) -> Any:
@@ -149,11 +160,14 @@ def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     A run's identity hashes these, so that registering a new block changes no existing run; an option that was
     added to a block later (zoo.options.added) is included only where it differs from its `before` value.
     """
-    mixers = registry.mixer_by_letter()
-    out = deciding(config)
-    names = {mixers[letter].name for letter in letters}
+    words, out = split(letters), deciding(config)
+    chosen = [mixer for word, mixer in mixers_of(config).items() if word in words]
+    names = {mixer.name for mixer in chosen}
     out["mixers"] = {name: options for name, options in out["mixers"].items() if name in names}
-    channels = read_channels(config.channel.name, len(letters))
+    out.pop("variants", None)
+    if own := {x.name: {"mixer": x.block.name, **deciding(x.options)} for x in chosen if x.is_variant}:
+        out["variants"] = own
+    channels = read_channels(config.channel.name, len(words))
     for part, name, blocks in (
         ("residual", config.residual.name, {config.residual.name}),
         ("channel", _shortest(channels), set(channels)),
@@ -162,26 +176,147 @@ def used(config: ModelConfig, letters: str) -> dict[str, Any]:
             "name": name,
             **{block: values for block, values in out[part].items() if block in blocks},
         }
-    out.update(pattern=letters, depth=len(letters))
+    out.update(pattern=letters, depth=len(words))
     for key in ("preset", "backend"):
         del out[key]
     return out
 
 
-def read_pattern(pattern: str, depth: int | None, known: str) -> str:
-    """The letters of all layers, e.g. read_pattern("SF", 3, "FS") == "SFS".
+@dataclasses.dataclass(frozen=True)
+class LayerMixer:
+    """A mixer that a layer may have: a registered one, or a variant of one.
+
+    name, title, color: in tables and figures; block: the registered mixer; options: its options here.
+    """
+
+    name: str
+    block: registry.Block
+    options: Any
+    title: str
+    color: str
+
+    @property
+    def is_variant(self) -> bool:
+        """Return whether it has a name and options of its own."""
+        return self.name != self.block.name
+
+    @property
+    def word(self) -> str:
+        """What stands for it in the text of all layers."""
+        return registry.word(self.name) if self.is_variant else self.block.word
+
+    @property
+    def key(self) -> str:
+        """The key of its options inside a model's configuration."""
+        return f"variants.{self.name}" if self.is_variant else f"mixers.{self.name}"
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values from which a figure draws it, as `Block.describe`; letter: its word in a pattern."""
+        whole = self.block.describe()
+        if whole["mask"] == "causal" and getattr(self.options, "window", None) is not None:
+            whole["mask"] = "window"
+        own = {"letter": self.word, "name": self.name, "title": self.title, "color": self.color}
+        return {**whole, **own}
+
+
+def split(letters: str) -> list[str]:
+    """The mixer of each layer out of the text of all of them: split("WF{local}") == ["W", "F", "{local}"]."""
+    return re.findall(r"\{\w+\}|.", letters)
+
+
+def mixers_of(config: ModelConfig) -> dict[str, LayerMixer]:
+    """Every mixer that a pattern of this configuration may name, variants too, by its word in one.
+
+    Raises UserError for a variant that is none: without a mixer, of a variant, with an option that its mixer lacks.
+    """
+    blocks = registry.mixer_by_letter().values()
+    found = [LayerMixer(x.name, x, getattr(config.mixers, x.name, None), x.title, x.color) for x in blocks]
+    before: dict[str, int] = {}
+    for name in sorted(config.variants):
+        block, options = _variant(config, name)
+        before[block.name] = before.get(block.name, 0) + 1
+        own = [f"{key} {value}" for key, value in config.variants[name].items() if key != "mixer"]
+        title, color = ", ".join([block.title, *own]), _paler(block.color, before[block.name])
+        found.append(LayerMixer(name, block, options, title, color))
+    return {mixer.word: mixer for mixer in found}
+
+
+def _variant(config: ModelConfig, name: str) -> tuple[registry.Block, Any]:
+    """The mixer of a variant, and its options."""
+    key, values = f"model.variants.{name}", config.variants[name]
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)):
+        raise UserError(
+            f"{key}: a variant's name is a letter, or a word of letters, digits and _; choose another"
+        )
+    if not isinstance(values, dict) or not isinstance(values.get("mixer"), str):
+        raise UserError(
+            f"{key}={values} names no mixer; give one and its options, '{key}={{mixer: attention, window: 512}}'"
+        )
+    base = values["mixer"]
+    if base in config.variants and base not in registry.blocks("mixer"):
+        raise UserError(
+            f"{key}.mixer={base} is a variant itself; name a mixer, {', '.join(registry.blocks('mixer'))}, and give "
+            "all options that differ from its own"
+        )
+    block = registry.get("mixer", base)
+    usual, own = getattr(config.mixers, block.name), {k: v for k, v in values.items() if k != "mixer"}
+    hints = typing.get_type_hints(block.config)
+    for option, value in own.items():
+        if option in hints and type(value) is int and fits(0.5, hints[option]):
+            own[option] = float(value)  # as in the mixer's own node, so that 10000 and 1e4 are one model
+    options = from_dict(block.config, {**vars(usual), **own}, key)
+    check_limits(options, f"{key}.")
+    return block, options
+
+
+def check_names(config: ModelConfig) -> None:
+    """Raise UserError for a variant whose name or letter is a mixer's.
+
+    A command is checked by it and a recorded model is not: a mixer that came later takes nothing from it.
+    """
+    taken = {
+        name: block for block in registry.blocks("mixer").values() for name in (block.name, block.letter)
+    }
+    for name in config.variants:
+        if name in taken:
+            free = [x for x in string.ascii_uppercase if x not in taken and x not in config.variants]
+            raise UserError(
+                f"model.variants.{name}: {name} is the mixer {taken[name].name}; give the variant another name, a free "
+                f"letter ({', '.join(free)}) or a word"
+            )
+
+
+def _paler(color: str, steps: int) -> str:
+    """The colour mixed with white, more so for further variants of a mixer."""
+    white = 1 - 0.62**steps
+    return "#" + "".join(
+        f"{round((1 - white) * int(color[i : i + 2], 16) + white * 255):02X}" for i in (1, 3, 5)
+    )
+
+
+def dominant_mixer(config: ModelConfig, letters: str) -> LayerMixer:
+    """The mixer that a model is named after: the most frequent one that is not plain attention."""
+    words = split(letters)
+    others = [word for word in words if word != "F"] or words
+    return mixers_of(config)[max(sorted(set(others)), key=others.count)]
+
+
+def read_pattern(pattern: str, depth: int | None, known: Iterable[str]) -> str:
+    """The mixers of all layers as one text, e.g. read_pattern("SF", 3, "FS") == "SFS".
 
     pattern: in the language above, or the name of a layout; depth: number of layers, None for the pattern's own
-    length; known: the registered letters. Raises UserError naming the letter, its position and the known letters.
+    length; known: the words that there are (`mixers_of`). Raises UserError naming the letter, its position and the
+    known ones.
     """
-    letters = LAYOUTS.get(pattern) or "".join(
-        itertools.chain(*_Parser(_checked(pattern, known), known).parse())
-    )
-    if depth is None:
-        return letters
-    if not 1 <= depth <= MAX_LAYERS:
-        raise UserError(f"model.depth must be from 1 to {MAX_LAYERS}, not {depth}")
-    return (letters * -(-depth // len(letters)))[:depth]
+    known = list(known)
+    words = split(LAYOUTS.get(pattern, "")) or [
+        *itertools.chain(*_Parser(_checked(pattern, known), known).parse())
+    ]
+    if depth is not None:
+        if not 1 <= depth <= MAX_LAYERS:
+            raise UserError(f"model.depth must be from 1 to {MAX_LAYERS}, not {depth}")
+        words = (words * -(-depth // len(words)))[:depth]
+    return "".join(words)
 
 
 def read_channels(name: str, depth: int) -> list[str]:
@@ -211,7 +346,7 @@ def layout_name(pattern: str) -> str | None:
     )
 
 
-def _checked(pattern: str, known: str) -> str:
+def _checked(pattern: str, known: list[str]) -> str:
     if not isinstance(pattern, str) or not pattern.strip():
         raise UserError(
             f"model.pattern is empty; give mixer letters ({', '.join(known)}), e.g. model.pattern=SF"
@@ -221,7 +356,7 @@ def _checked(pattern: str, known: str) -> str:
             f"model.pattern={pattern}: mixer letters are capitals; did you mean {pattern.upper()}? "
             f"Known letters: {', '.join(known)}"
         )
-    if "_" in pattern or (pattern.islower() and pattern.isalpha()):
+    if "{" not in pattern and ("_" in pattern or (pattern.islower() and pattern.isalpha())):
         raise UserError(
             f"{unknown('layout', pattern, LAYOUTS)}. A pattern of your own is made of mixer letters: "
             f"{', '.join(known)} (job=list names them), e.g. model.pattern=F*4"
@@ -230,11 +365,11 @@ def _checked(pattern: str, known: str) -> str:
 
 
 class _Parser:
-    """Recursive descent over one pattern; positions in messages count from 1. known: the letters, or the names."""
+    """Recursive descent over one pattern; positions in messages count from 1. known: the words that there are."""
 
     key = "model.pattern"
 
-    def __init__(self, text: str, known: str) -> None:
+    def __init__(self, text: str, known: list[str]) -> None:
         self.text, self.known, self.at, self.depth = text, known, 0, 0
 
     def parse(self) -> list[list[str]]:
@@ -284,10 +419,19 @@ class _Parser:
         return [self._name()]
 
     def _name(self) -> str:
-        if self._peek() not in self.known:
-            raise self._error("is not a known mixer")
-        self.at += 1
-        return self.text[self.at - 1]
+        if braced := re.match(r"\{(\w*)\}", self.text[self.at :]):
+            name = braced[1]
+            block = registry.blocks("mixer").get(name)
+            words = (registry.word(name), block.word if block else "")
+        else:
+            words = (self._peek(),)
+        for word in words:
+            if word in self.known:
+                self.at += len(braced[0]) if braced else 1
+                return word
+        if self._peek() == "{" and not braced:
+            raise self._error("opens a name that is never closed, as {attention} is")
+        raise self._error("is not a known mixer", braced[0] if braced else None)
 
     def _number(self) -> int:
         start = self.at
@@ -303,8 +447,8 @@ class _Parser:
         # A character no pattern can hold, so that the end needs no special case (and "" is not "in" everything).
         return self.text[self.at] if self.at < len(self.text) else "\0"
 
-    def _error(self, what: str) -> UserError:
-        here = self._peek().replace("\0", "end")
+    def _error(self, what: str, here: str | None = None) -> UserError:
+        here = here or self._peek().replace("\0", "end")
         return UserError(f"{self.key}={self.text}: '{here}' at position {self.at + 1} {what}. {self._help()}")
 
     def _help(self) -> str:
@@ -317,7 +461,7 @@ class _ChannelParser(_Parser):
     key = "model.channel.name"
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, "")
+        super().__init__(text, [])
 
     def _separate(self) -> None:
         if self._peek() != "+":

@@ -13,8 +13,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from zoo import cost, registry
-from zoo.config import ModelConfig, from_dict, read_channels
+from zoo import cost
+from zoo.config import LayerMixer, ModelConfig, from_dict, mixers_of, read_channels, split
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of, on_meta
 
@@ -27,12 +27,18 @@ TOLERANCE = 0.01
 def plain_transformer(config: ModelConfig) -> ModelConfig:
     """The plain transformer of a configuration's d_model, heads and depth."""
     return ModelConfig(
-        d_model=config.d_model, n_heads=config.n_heads, depth=len(letters_of(config)), backend=config.backend
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        depth=len(split(letters_of(config))),
+        backend=config.backend,
     )
 
 
 def with_options(config: ModelConfig, part: str, block: str, **options: int) -> ModelConfig:
-    """The configuration with other options of a block; part: "mixers", "residual" or "channel"."""
+    """The configuration with other options of a block; part: "mixers", "variants", "residual" or "channel"."""
+    if part == "variants":
+        changed = {**config.variants[block], **options}
+        return dataclasses.replace(config, variants={**config.variants, block: changed})
     node = getattr(config, part)
     changed = dataclasses.replace(getattr(node, block), **options)
     return dataclasses.replace(config, **{part: dataclasses.replace(node, **{block: changed})})
@@ -72,7 +78,7 @@ def match_flops(config: ModelConfig, seq_len: int, length: int) -> ModelConfig:
 
 
 def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
-    name, *others = dict.fromkeys(read_channels(config.channel.name, len(letters_of(config))))
+    name, *others = dict.fromkeys(read_channels(config.channel.name, len(split(letters_of(config)))))
     if others:
         raise UserError(
             f"match={quantity.name} sets the hidden width of one channel mixer, and "
@@ -130,16 +136,16 @@ def _reason_for_no_width(name: str, unit: str, target: float, none: float, each:
 
 def _advice(narrowest: ModelConfig, quantity: Quantity, target: float) -> str:
     """Return what would make a match possible: an option of a mixer that saves enough work, or a wider model."""
-    mixers = registry.mixer_by_letter()
-    for block in {mixers[letter].name: mixers[letter] for letter in letters_of(narrowest)}.values():
-        for option in block.cls.work_options:
+    mixers = mixers_of(narrowest)
+    for mixer in (mixers[word] for word in dict.fromkeys(split(letters_of(narrowest)))):
+        for option in mixer.block.cls.work_options:
             one, two = (
-                quantity.of(with_options(narrowest, "mixers", block.name, **{option: value}))
+                quantity.of(with_options(narrowest, *mixer.key.split("."), **{option: value}))
                 for value in (1, 2)
             )
             most = int(1 + (target - one) / (two - one)) if two > one else 0
             if most >= 1:
-                return f"set mixers.{block.name}.{option} to {most} or less, choose a wider model"
+                return f"set {mixer.key}.{option} to {most} or less, choose a wider model"
     return "choose a wider model or fewer options"
 
 
@@ -193,11 +199,11 @@ class LayerStates:
 
     def given(self, letter: str, option: str) -> int | None:
         """The value of an option in the configuration; None: the mixer's own default."""
-        return getattr(getattr(self.config.mixers, self._name(letter)), option)
+        return getattr(self.mixer(letter).options, option)
 
     def solved(self, letter: str) -> tuple[str, ...]:
         """The options that the state's size is solved by; none where it has one size."""
-        return registry.mixer_by_letter()[letter].cls.state_options
+        return self.mixer(letter).block.cls.state_options
 
     def choices(self, letter: str, wanted: float, other_heads: bool) -> list[Choice]:
         """Options that bring a layer's state near `wanted` bytes; other_heads: with other numbers of heads too."""
@@ -238,7 +244,7 @@ class LayerStates:
     def _heads(self, letter: str) -> Iterator[tuple[dict[str, int], int]]:
         """Numbers of heads from half to twice the mixer's own, with the effort of each."""
         heads = getattr(self._model(letter, {}).layers[0].mixer, "heads", None)
-        if heads is None or not hasattr(getattr(self.config.mixers, self._name(letter)), "n_heads"):
+        if heads is None or not hasattr(self.mixer(letter).options, "n_heads"):
             return
         for other in range(max(1, heads // 2), 2 * heads + 1):
             yield {"n_heads": other}, 8 * abs(other - heads)
@@ -248,12 +254,12 @@ class LayerStates:
 
     def _model(self, letter: str, options: dict[str, int]):
         one = dataclasses.replace(self.config, pattern=letter, depth=1)
-        return on_meta(
-            with_options(one, "mixers", self._name(letter), **options), vocab_size=8, seq_len=self.seq_len
-        )
+        one = with_options(one, *self.mixer(letter).key.split("."), **options)
+        return on_meta(one, vocab_size=8, seq_len=self.seq_len)
 
-    def _name(self, letter: str) -> str:
-        return registry.mixer_by_letter()[letter].name
+    def mixer(self, letter: str) -> LayerMixer:
+        """The mixer of that letter."""
+        return mixers_of(self.config)[letter]
 
 
 def _root(sizes: list[int], wanted: float) -> float:
@@ -307,7 +313,7 @@ class _Solver:
     """The layers of a model by letter: those whose state can be chosen, and the bytes that they have to make up."""
 
     def __init__(self, config: ModelConfig, seq_len: int, length: int) -> None:
-        self.config, self.length, self.letters = config, length, letters_of(config)
+        self.config, self.length, self.letters = config, length, split(letters_of(config))
         self.states = LayerStates(config, seq_len, length)
         self.target = len(self.letters) * LayerStates(plain_transformer(config), seq_len, length).of("F")
         self.free = [letter for letter in sorted(set(self.letters)) if self.states.solved(letter)]
@@ -332,14 +338,14 @@ class _Solver:
         """The configuration with the chosen options."""
         config = self.config
         for letter, choice in zip(self.free, combination, strict=True):
-            config = with_options(config, "mixers", _name(letter), **choice.options)
+            config = with_options(config, *self._key(letter).split("."), **choice.options)
         return config
 
     def refuse_what_cannot_be_solved(self) -> None:
         """Raise UserError where no layer's state can be chosen, and where a width to solve for is given."""
         reference = f"the transformer's has {self.target:,} bytes after {self.length:,} tokens"
         if not self.free:
-            names = " and ".join(sorted({_name(letter) for letter in self.letters}))
+            names = " and ".join(sorted({self.states.mixer(letter).name for letter in self.letters}))
             raise UserError(
                 f"match=state: the decode state of {names} is {self.fixed:,} bytes whatever the widths, and "
                 f"{reference}; add layers whose state can be sized (job=list), or set match=null"
@@ -349,14 +355,14 @@ class _Solver:
             given = self.states.given(letter, option)
             if given is not None:
                 raise UserError(
-                    f"match=state sets mixers.{_name(letter)}.{option}, and {given} gives {self.total():,} bytes of "
+                    f"match=state sets {self._key(letter)}.{option}, and {given} gives {self.total():,} bytes of "
                     f"decode state where {reference}; leave out one of the two"
                 )
 
     def why_not(self, nearest: Combination) -> str:
         """Say what is possible where no combination is within the tolerance."""
         options = ", ".join(
-            f"mixers.{_name(letter)}.{option}={value}"
+            f"{self._key(letter)}.{option}={value}"
             for letter, choice in zip(self.free, nearest, strict=True)
             for option, value in choice.options.items()
         )
@@ -367,9 +373,8 @@ class _Solver:
             f"{options}; choose another match_length, or set match=null"
         )
 
-
-def _name(letter: str) -> str:
-    return registry.mixer_by_letter()[letter].name
+    def _key(self, letter: str) -> str:
+        return self.states.mixer(letter).key
 
 
 __all__ = ["MATCHES", "match", "match_flops", "match_parameters", "match_state"]

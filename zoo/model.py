@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 from zoo import context_parallel, registry
-from zoo.config import ModelConfig, read_channels, read_pattern
+from zoo.config import LayerMixer, ModelConfig, mixers_of, read_channels, read_pattern, split
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, Aux, Dims
@@ -30,18 +30,20 @@ class Layer(nn.Module):
     The norms live here: mixers and channel mixers receive normalised input.
     """
 
-    def __init__(self, config: ModelConfig, letter: str, dims: Dims) -> None:
+    def __init__(self, config: ModelConfig, mixer: LayerMixer, dims: Dims) -> None:
         super().__init__()
-        mixer = registry.mixer_by_letter()[letter]
         channel = registry.get("channel", read_channels(config.channel.name, dims.depth)[dims.layer])
         scheme = registry.get("residual", config.residual.name)
-        for block in (mixer, channel, scheme):
+        for block in (mixer.block, channel, scheme):
             if missing := sorted(getattr(block.cls, "__abstractmethods__", ())):
                 raise UserError(
                     f"{block.kind} {block.name} ({block.cls.__module__}) has no {', '.join(missing)}; add it"
                 )
         scheme_options = getattr(config.residual, scheme.name)
-        self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
+        try:
+            self.mixer = mixer.block.cls(mixer.options, dims)
+        except UserError as error:
+            raise UserError(f"model.{mixer.key}: {error}") if mixer.is_variant else error from None
         self.channel = channel.cls(getattr(config.channel, channel.name), dims)
         self.mixer_name, self.channel_name = mixer.name, channel.name
         self.mixer_norm, self.channel_norm = (RMSNorm(dims.d_model, dims.norm_eps) for _ in range(2))
@@ -97,9 +99,9 @@ class DecodeState:
 
 
 def letters_of(config: ModelConfig) -> str:
-    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.config)."""
+    """The mixers of all layers as one text (zoo.config), "WWWF". Raises UserError for a pattern that cannot be read."""
     try:
-        return read_pattern(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+        return read_pattern(config.pattern, config.depth, mixers_of(config))
     except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
         raise UserError("; ".join([str(error), *registry.left_out()])) from None
 
@@ -119,9 +121,8 @@ class LanguageModel(nn.Module):
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
         self.recompute: Recompute | None = None  # a setting of training, no part of the model
         self.letters = letters_of(config)
-        dims = Dims(
-            config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend, config.norm_eps
-        )
+        depth = len(split(self.letters))
+        dims = Dims(config.d_model, config.n_heads, seq_len, 0, depth, config.backend, config.norm_eps)
         self.body_backend = dims.body_backend
         # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
         with torch.random.fork_rng(devices=[]):
@@ -132,8 +133,10 @@ class LanguageModel(nn.Module):
 
     def _build(self, config: ModelConfig, vocab_size: int, dims: Dims) -> None:
         self.embedding = nn.Embedding(vocab_size, config.d_model)
+        mixers = mixers_of(config)
         self.layers = nn.ModuleList(
-            Layer(config, letter, dataclasses.replace(dims, layer=i)) for i, letter in enumerate(self.letters)
+            Layer(config, mixers[word], dataclasses.replace(dims, layer=i))
+            for i, word in enumerate(split(self.letters))
         )
         scheme = registry.get("residual", config.residual.name)
         self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
@@ -241,8 +244,12 @@ class LanguageModel(nn.Module):
     def _aux_weights(self) -> dict[str, float]:
         weights: dict[str, float] = {}
         for layer in self.layers:
-            weights.update(layer.mixer.aux_weights)
-            weights.update(layer.channel.aux_weights)
+            for name, weight in {**layer.mixer.aux_weights, **layer.channel.aux_weights}.items():
+                if weights.setdefault(name, weight) != weight:
+                    raise UserError(
+                        f"the auxiliary loss {name} is one mean over all layers that have it, and has the weights "
+                        f"{weights[name]} and {weight} in two of them; give variants of a mixer one weight"
+                    )
         for name, weight in weights.items():
             if not 0 <= weight < math.inf:
                 raise UserError(f"the weight of the auxiliary loss {name} is {weight}; it must be at least 0")
@@ -258,7 +265,7 @@ def init_weights(model: LanguageModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            std = output_std(len(model.letters)) if isinstance(module, OutputProjection) else INIT_STD
+            std = output_std(len(model.layers)) if isinstance(module, OutputProjection) else INIT_STD
             nn.init.normal_(module.weight, std=std, generator=generator)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

@@ -48,9 +48,9 @@ MASKS = (
 class Block:
     """One registered block.
 
-    name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
-    title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: which tokens a token
-    may attend to, one of MASKS);
+    name: used in configs; letter: used in patterns (mixers only; "": {name} is); cls: the module; config: its dataclass
+    of options; title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: which tokens
+    a token may attend to, one of MASKS);
     source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
     sketch: a token's way through the block for figures, a line of text a row, boxes separated by "|", "↻" for a state
     carried from token to token; "#0", "#1", "#2" after a box draw it in the colour of that group of the mask:
@@ -74,6 +74,11 @@ class Block:
     choice: str = ""
     sketch: str = ""
 
+    @property
+    def word(self) -> str:
+        """What stands for a mixer in a pattern: its letter, or its name in braces."""
+        return self.letter or word(self.name)
+
     def describe(self) -> dict[str, Any]:
         """Plain values, for JSON, from which a figure draws this block without importing it.
 
@@ -82,6 +87,11 @@ class Block:
         """
         keys = ("letter", "name", "title", "family", "color", "mask", "choice")
         return {**{key: getattr(self, key) for key in keys}, "sketch": sketch_rows(self.sketch)}
+
+
+def word(name: str) -> str:
+    """What stands for a name in a pattern: a capital letter itself, another name in braces."""
+    return name if re.fullmatch("[A-Z]", name) else f"{{{name}}}"
 
 
 def sketch_rows(sketch: str) -> list[list[list[Any]]]:
@@ -150,10 +160,13 @@ def _refuse_clash(block: Block) -> None:
 
 
 def register_mixer(
-    name: str, *, letter: str, config: type | None = None, **metadata: Any
+    name: str, *, letter: str = "", config: type | None = None, **metadata: Any
 ) -> Callable[[type], type]:
-    """Register a sequence mixer under a config name and a pattern letter. Raises ValueError unless it is one of A-Z."""
-    if not (len(letter) == 1 and letter.isascii() and letter.isupper()):
+    """Register a sequence mixer under a config name and a pattern letter, one of A-Z; without one it is {name} there.
+
+    Raises ValueError for another letter.
+    """
+    if letter and not (len(letter) == 1 and letter.isascii() and letter.isupper()):
         raise ValueError(f"a mixer's letter must be one capital letter A-Z, not {letter!r}")
     return _register("mixer", name, config, letter=letter, **metadata)
 
@@ -207,14 +220,8 @@ def _in_checkout() -> dict[str, str]:
 
 
 def mixer_by_letter() -> dict[str, Block]:
-    """Pattern letter -> mixer, in alphabetical order."""
-    return {b.letter: b for b in sorted(_BLOCKS["mixer"].values(), key=lambda b: b.letter)}
-
-
-def dominant_mixer(letters: str) -> Block:
-    """The mixer that a model is named after: the most frequent one that is not plain attention."""
-    others = [x for x in letters if x != "F"] or list(letters)
-    return mixer_by_letter()[max(sorted(set(others)), key=others.count)]
+    """Pattern letter, or name in braces where a mixer has none -> mixer, in alphabetical order."""
+    return {b.word: b for b in sorted(_BLOCKS["mixer"].values(), key=lambda b: b.word)}
 
 
 def discover(package_name: str) -> None:

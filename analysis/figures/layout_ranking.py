@@ -15,7 +15,7 @@ from analysis.comparing.tables import ranking_metric
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
 from analysis.files import NoData
-from analysis.loading.columns import RATES, SETTING_COLUMNS
+from analysis.loading.columns import RATES, SETTING_COLUMNS, layers_of
 from analysis.loading.probes import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_interval, row_axis
@@ -57,6 +57,8 @@ COLUMNS = (
     "test_set",
 )
 SAME = [name for name in SETTING_COLUMNS if name not in (*RATES, "preset", "layout", "pattern")]
+LONGEST = 36
+"""Letters of a label that stand side by side over a strip; a longer one is written smaller."""
 LETTERED = 28
 """Letters are written into strips of so many layers; in longer ones they would touch."""
 
@@ -87,8 +89,10 @@ def _groups(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     for _, equal in runs.groupby(SAME, dropna=False, sort=False):
         for preset, own in equal.groupby("preset"):
             if own["pattern"].nunique() > 1:
-                letters = set("".join(own["pattern"]))
-                inside = equal["pattern"].map(lambda pattern, letters=letters: set(pattern) <= letters)
+                letters = set().union(*own["pattern"].map(layers_of))
+                inside = equal["pattern"].map(
+                    lambda text, letters=letters: letters.issuperset(layers_of(text))
+                )
                 found.append((preset, equal[inside | (equal["preset"] == preset)]))
     names = pd.Series([name for name, _ in found])
     return [
@@ -122,7 +126,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for group, (left, right) in zip(groups, axes, strict=True):
         styles = table_styles(group)
         layouts = group.drop_duplicates("label")
-        depth, colors = layouts["pattern"].str.len().max(), json.loads(group["letters"].iloc[0])
+        depth, colors = layouts["pattern"].map(layers_of).map(len).max(), json.loads(group["letters"].iloc[0])
         for height, row in enumerate(layouts.itertuples()):
             _strip(left, height, row.label, row.pattern, colors, depth)
             draw_interval(
@@ -146,13 +150,14 @@ def _strip(
     axes: Axes, height: int, label: str, pattern: str, colors: dict[str, list[str]], depth: int
 ) -> None:
     """Draw the label and, below it, a coloured cell for each layer."""
-    axes.text(0, height - 0.2, label, fontsize=9, va="bottom")
-    for layer, letter in enumerate(pattern):
+    size = 9 * min(1, LONGEST / len(label))
+    axes.text(0, height - 0.2, label, fontsize=size, va="bottom").set_in_layout(False)
+    for layer, letter in enumerate(layers_of(pattern)):
         color = _color(colors, letter)
         axes.add_patch(
             Rectangle((layer, height - 0.16), 1, 0.44, facecolor=color, edgecolor="white", linewidth=0.8)
         )
-        if depth <= LETTERED:
+        if depth <= LETTERED and len(letter) == 1:
             ink = "white" if sum(to_rgb(color)) < 1.4 else "black"
             axes.text(layer + 0.5, height + 0.07, letter, fontsize=8, ha="center", va="center", color=ink)
 
@@ -167,7 +172,7 @@ def _legend(table: pd.DataFrame) -> list[Line2D]:
     known = {
         letter: block for text in table["letters"].unique() for letter, block in json.loads(text).items()
     }
-    used = sorted(set("".join(table["pattern"])))
+    used = sorted(set().union(*table["pattern"].map(layers_of)))
     square = {"linestyle": "none", "marker": "s", "markersize": 8}
     return [
         Line2D(

@@ -6,6 +6,7 @@ The loader reads ``source`` (a path in summary.json), the README prints the tabl
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -359,6 +360,11 @@ def blocks(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         block for text in runs["blocks"].dropna() for block in json.loads(text) if isinstance(block, dict)
     ]
+
+
+def layers_of(pattern: str) -> list[str]:
+    """Return what stands for each layer's mixer in a run's pattern: letters, and names in braces: W, F, {local}."""
+    return re.findall(r"\{\w+\}|.", pattern)
 
 
 def noun(block: dict[str, Any]) -> str:

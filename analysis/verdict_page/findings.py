@@ -25,6 +25,7 @@ from analysis.comparing.verdicts import (
     levels_text,
 )
 from analysis.files import ResultsError, pictured_cells
+from analysis.loading.columns import layers_of
 from analysis.loading.files import read_text
 from analysis.loading.probes import SUMMARY, at_best_rates
 from analysis.loading.results import Results
@@ -216,7 +217,7 @@ def learned_findings(tables: VerdictTables, results: Results) -> Iterator[Findin
 def model_in_runs(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
     """The name of a recorded model in the runs, without rates; None where it has no run."""
     same = (
-        (runs["pattern"].map(set).map(lambda letters: letters == set(model["pattern"])))
+        (runs["pattern"].map(lambda text: set(layers_of(text)) == set(layers_of(model["pattern"]))))
         & (runs["residual"] == model["residual"]["name"])
         & (runs["channel"] == model["channel"]["name"])
     )

@@ -26,7 +26,16 @@ from experiments.data import TASKS, resolve_task
 from experiments.system.machine import one_line
 from experiments.system.paths import BLOCKS, CONF, IN_WHEEL, ROOT
 from zoo import registry
-from zoo.config import ModelConfig, from_dict, layout_name, read_pattern
+from zoo.config import (
+    ModelConfig,
+    check_names,
+    dominant_mixer,
+    from_dict,
+    layout_name,
+    mixers_of,
+    read_pattern,
+    split,
+)
 from zoo.errors import UserError
 from zoo.io import read_card
 from zoo.options import check_limits
@@ -143,6 +152,7 @@ def _to_configs(composed: Sequence[Composed]) -> list[Config]:
         if config.data.name in TASKS:
             config.data = resolve_task(config.data)
         check_limits(config)
+        check_names(config.model)
         for key in ("results", "run", "runs"):  # a shell leaves ~ in quotes alone
             if place := getattr(config, key):
                 setattr(config, key, os.path.expanduser(place))
@@ -160,16 +170,16 @@ def _to_object(node: DictConfig) -> Config:
 
 
 def _with_values(options: Any, changed: Mapping[str, Any], made: dict[tuple[int, str], Any]) -> Any:
-    """A copy of a dataclass with other values, by dotted key; made: the nodes inside that were changed before."""
+    """A copy of a node with other values, by dotted key; made: the nodes inside that were changed before."""
     values: dict[str, Any] = {key: value for key, value in changed.items() if "." not in key}
     for name in dict.fromkeys(key.partition(".")[0] for key in changed if "." in key):
         inner = {key.partition(".")[2]: changed[key] for key in changed if key.startswith(f"{name}.")}
-        node = getattr(options, name)
+        node = options[name] if isinstance(options, dict) else getattr(options, name)
         place = id(node), repr(sorted(inner.items()))
         if place not in made:
             made[place] = _with_values(node, inner, made)
         values[name] = made[place]
-    return dataclasses.replace(options, **values)
+    return {**options, **values} if isinstance(options, dict) else dataclasses.replace(options, **values)
 
 
 def _has_more_than_fields(options: object) -> bool:
@@ -236,10 +246,21 @@ def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
         chosen = getattr(config, part).name
         found += [chosen] if chosen != preset.get(part, defaults[part])["name"] else []
     compare_options("residual", config.residual.name)
-    mixers = registry.mixer_by_letter()
-    for name in sorted({mixers[letter].name for letter in letters}):
+    chosen = [mixer for word, mixer in mixers_of(config).items() if word in split(letters)]
+    for name in sorted(mixer.name for mixer in chosen if not mixer.is_variant):
         compare_options("mixers", name)
-    return found
+    usual = preset.get("variants", {})
+    return found + [
+        _describe_variant(mixer.name, config.variants[mixer.name])
+        for mixer in chosen
+        if mixer.is_variant and config.variants[mixer.name] != usual.get(mixer.name)
+    ]
+
+
+def _describe_variant(name: str, values: Mapping[str, Any]) -> str:
+    """W=attention(window=512): a variant as a legend says it."""
+    options = (_describe_option(key, value) for key, value in values.items() if key != "mixer")
+    return f"{name}={values['mixer']}({', '.join(options)})"
 
 
 @functools.cache
@@ -293,16 +314,17 @@ def model_color(config: ModelConfig, letters: str) -> str:
     """The colour of a model in every figure, #rrggbb: of its dominant mixer."""
     if set(letters) == {"F"}:  # plain attention in several streams is known by its streams
         return registry.get("residual", config.residual.name).color
-    return registry.dominant_mixer(letters).color
+    return dominant_mixer(config, letters).color
 
 
 def shorten_pattern(letters: str) -> str:
     """FFFF -> F*4; more than eight letters that repeat, SSFSSFSSFSSF -> (SSF)*4; anything else as it is."""
-    length = len(letters)
-    unit = next(n for n in range(1, length + 1) if letters == letters[:n] * (length // n))
+    words = split(letters)
+    length = len(words)
+    unit = next(n for n in range(1, length + 1) if words == words[:n] * (length // n))
     if unit == 1 < length:
-        return f"{letters[0]}*{length}"
-    return f"({letters[:unit]})*{length // unit}" if unit < length > 8 else letters
+        return f"{words[0]}*{length}"
+    return f"({''.join(words[:unit])})*{length // unit}" if unit < length > 8 else letters
 
 
 def _architecture(config: Config, letters: str) -> list[str]:
@@ -311,11 +333,13 @@ def _architecture(config: Config, letters: str) -> list[str]:
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return ["transformer"]
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        mixed = len(set(letters)) > 1 and layout is None  # which no block's name describes
+        mixed = len(set(split(letters))) > 1 and layout is None  # which no block's name describes
         pattern = layout or shorten_pattern(letters)
-        return [pattern] if mixed else [registry.dominant_mixer(letters).name, pattern]
+        return [pattern] if mixed else [dominant_mixer(config.model, letters).name, pattern]
     usual = read_pattern(
-        overlay(preset).get("pattern", letters), config.model.depth, "".join(registry.mixer_by_letter())
+        overlay(preset).get("pattern", letters),
+        config.model.depth,
+        [*mixers_of(config.model), *map(registry.word, overlay(preset).get("variants", {}))],
     )
     return [preset] if letters == usual else [preset, layout or shorten_pattern(letters)]
 

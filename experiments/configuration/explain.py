@@ -13,7 +13,7 @@ from experiments.configuration import hydra_settings
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
 from zoo import registry
-from zoo.config import QUOTING, read_channels
+from zoo.config import QUOTING, mixers_of, read_channels, split
 from zoo.errors import UserError, unknown
 from zoo.model import letters_of
 
@@ -205,8 +205,8 @@ def _keys(node: object, prefix: str = "") -> list[str]:
 # Options of blocks and tasks that a command sets and none of its models uses.
 
 _NODES = {"mixers": "mixer", "residual": "residual", "channel": "channel"}
-_TASK = "task"
-OPTIONS = (*(f"model.{node}." for node in _NODES), "data.tasks.")
+_TASK, _VARIANT = "task", "variant"
+OPTIONS = (*(f"model.{node}." for node in _NODES), "model.variants.", "data.tasks.")
 """How keys of blocks' and tasks' options begin."""
 
 
@@ -234,12 +234,13 @@ def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]
 
 def _blocks_of(config: Config) -> set[tuple[str, str]]:
     """(kind, name) of every block that a model is made of, and of its task."""
-    mixers, model = registry.mixer_by_letter(), config.model
-    letters = letters_of(model)
+    model = config.model
+    words, mixers = split(letters_of(model)), mixers_of(model)
     return {
-        *(("mixer", mixers[letter].name) for letter in set(letters)),
+        *(("mixer", mixers[word].block.name) for word in words),
+        *((_VARIANT, mixers[word].name) for word in words if mixers[word].is_variant),
         ("residual", model.residual.name),
-        *(("channel", name) for name in read_channels(model.channel.name, len(letters))),
+        *(("channel", name) for name in read_channels(model.channel.name, len(words))),
         (_TASK, config.data.name),
         *((_TASK, name) for name in TASKS if config.job == "evaluate"),  # the run decides which counts
     }
@@ -250,6 +251,8 @@ def _block_set_by(key: str) -> tuple[str, str] | None:
     if key.startswith("data.tasks."):
         task = key.split(".")[2]
         return (_TASK, task) if task in TASKS else None
+    if key.startswith("model.variants."):
+        return _VARIANT, key.split(".")[2]
     node, _, rest = key.removeprefix("model.").partition(".")
     name = rest.partition(".")[0]
     known = key.startswith("model.") and node in _NODES and name in registry.blocks(_NODES[node])
@@ -257,6 +260,7 @@ def _block_set_by(key: str) -> tuple[str, str] | None:
 
 
 def _how_to_use(kind: str, name: str) -> str:
-    if kind == "mixer":
-        return f"a model with a layer {registry.get(kind, name).letter} would"
+    if kind in ("mixer", _VARIANT):
+        word = registry.word(name) if kind == _VARIANT else registry.get(kind, name).word
+        return f"a model with a layer {word} would"
     return f"data={name} would" if kind == _TASK else f"model.{kind}.name={name} would"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from experiments.data import SPLITS, TASKS, TOKENIZERS, DataConfig
 from experiments.data.config import OF_TEXT
@@ -553,6 +554,8 @@ class Config:
 
 def register() -> None:
     """Make the schema and `data=TASK` known to Hydra; must come before a configuration is composed."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    node = OmegaConf.structured(Config)
+    OmegaConf.set_struct(node.model.variants, False)  # whose keys are names that a user chooses
+    ConfigStore.instance().store(name="schema", node=node)
     for name in TASKS:
         ConfigStore.instance().store(group="data", name=name, node={"name": name, **OF_TEXT})

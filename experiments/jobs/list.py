@@ -68,7 +68,9 @@ def _parts() -> dict[str, Callable[[], None]]:
 
 
 def _print_blocks(kind: str, title: str) -> None:
-    print_table(title, [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()])
+    blocks = registry.blocks(kind).values()
+    words = (b.word if kind == "mixer" else " " for b in blocks)
+    print_table(title, [(word, b.name, b.title, b.source) for word, b in zip(words, blocks, strict=True)])
 
 
 def _print_files(group: str, title: str) -> None:

@@ -41,8 +41,9 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
 
     No paths, devices, loggers, threads, recomputing, logging intervals.
 
-    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`data.fingerprint`). Options
-    that were added later are left out where their values keep the behaviour from before (zoo.options).
+    letters: the mixers of all layers (`letters_of`); content: hash of the text as the model sees it
+    (`data.fingerprint`). Options that were added later are left out where their values keep the behaviour from before
+    (zoo.options).
     """
     unequal = _unequal_micro_batches(config)
     return {
@@ -125,10 +126,10 @@ def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
 
     Of kernels and other modules nothing: a summary's `commit` tells them, where nothing was uncommitted.
     """
-    mixers = registry.mixer_by_letter()
-    channels = zoo.config.read_channels(model.channel.name, len(letters))
+    words, mixers = zoo.config.split(letters), zoo.config.mixers_of(model)
+    channels = zoo.config.read_channels(model.channel.name, len(words))
     blocks = [
-        *(mixers[letter] for letter in sorted(set(letters))),
+        *(mixers[word].block for word in sorted(set(words))),
         registry.get("residual", model.residual.name),
         *(registry.get("channel", name) for name in sorted(set(channels))),
     ]

@@ -29,7 +29,7 @@ from experiments.system import machine, paths
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo import cost, registry
 from zoo.backends import TRAINING, check_backend
-from zoo.config import ModelConfig, from_dict, layout_name
+from zoo.config import ModelConfig, dominant_mixer, from_dict, layout_name, mixers_of, split
 from zoo.errors import UserError, unknown
 from zoo.interfaces import grouped_parameters
 from zoo.matching import match, plain_transformer
@@ -333,7 +333,7 @@ def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | N
         device.type == "cuda",
         config.data.batch_size * length // t.context if tokens is None else tokens,
     )
-    layers = len(built.letters) if t.recompute == "none" else 1
+    layers = len(built.layers) if t.recompute == "none" else 1
     width = cost.stream_bytes(built) // (2 if group.pick_precision(t.precision, device) == "bf16" else 1)
     weights = 16 * cost.parameters(built) // (t.processes if fsdp else 1)
     kept, there = tokens * width * layers, machine.memory_bytes(device)
@@ -351,7 +351,7 @@ def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | N
     refuse_more(kept)
     if gpu:
         return
-    about = tokens * (6 * cost.parameters(built) + 12 * len(built.letters) * length * built.config.d_model)
+    about = tokens * (6 * cost.parameters(built) + 12 * len(built.layers) * length * built.config.d_model)
     if about >= PATIENCE * t.threads:
         from experiments.costs.model_costs import count_flops
 
@@ -454,7 +454,8 @@ def describe(
     config: Config, letters: str, folder: RunFolder, vocab_size: int, device: torch.device
 ) -> dict[str, Any]:
     """The items of summary.json that follow from a resolved configuration, and provenance: this code, this machine."""
-    costs, block = derive_costs(config, vocab_size), registry.dominant_mixer(letters)
+    costs, mixers, words = derive_costs(config, vocab_size), mixers_of(config.model), split(letters)
+    named_after = dominant_mixer(config.model, letters)
     model = meta_model(config.model, vocab_size=vocab_size, seq_len=config.data.seq_len)
     commit, dirty = machine.commit()
     return {
@@ -462,19 +463,19 @@ def describe(
         "experiment": config.name,
         "run": folder.path.name,
         "model": {
-            "preset": config.model.preset or block.name,
+            "preset": config.model.preset or named_after.name,
             "pattern": letters,
             "layout": layout_name(letters),
-            "depth": len(letters),
+            "depth": len(words),
             "d_model": config.model.d_model,
             "residual": config.model.residual.name,
             "channel": config.model.channel.name,
             "color": model_color(config.model, letters),
-            "family": block.family,
+            "family": named_after.block.family,
             "match": config.match,
             "match_length": _match_length(config),
         },
-        "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(letters))],
+        "blocks": [mixers[word].describe() for word in sorted(set(words))],
         "block_files": folder.block_files(),
         "seed": config.seed,
         "parameters": cost.parameters(model),

@@ -34,7 +34,7 @@ from experiments.system import machine
 from experiments.system.processes import Sink, discard
 from experiments.training import callbacks, pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
-from zoo import registry
+from zoo.config import mixers_of, split
 from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
@@ -377,7 +377,8 @@ def _notify(planned: Plan, corpus: Corpus | TaskSet, device: torch.device) -> No
     """Print what measures say is wrong with the numbers of a run's best weights, on the standard error."""
     from experiments.probing.held_out import notices_of_trained
 
-    mixers = {registry.mixer_by_letter()[letter].name for letter in set(planned.letters)}
+    known = mixers_of(planned.config.model)
+    mixers = {known[word].block.name for word in split(planned.letters)}
     for line in notices_of_trained(planned.folder.path, mixers, corpus, device):
         print(f"notice: {planned.title}: {line}", file=sys.stderr, flush=True)
 

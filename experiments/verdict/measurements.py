@@ -180,6 +180,6 @@ def _default(part: str) -> object:
 def _with_block(plain: ModelConfig, block: registry.Block) -> ModelConfig:
     model = copy.deepcopy(plain)
     if block.kind == "mixer":
-        return dataclasses.replace(model, preset=None, pattern=block.letter)
+        return dataclasses.replace(model, preset=None, pattern=block.word)
     getattr(model, block.kind).name = block.name
     return model

@@ -1,6 +1,8 @@
 """Softmax attention: the public function, its definition, PyTorch's form and libraries' kernels.
 
 o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j     over the keys j that i sees
+
+With a sink logit the softmax has one entry more, whose weight goes to no value.
 """
 
 from __future__ import annotations
@@ -38,20 +40,25 @@ def attention_reference(
     window: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk.
 
     q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; window, at least 1: the newest tokens that a query sees;
-    cu_seqlens integer [N+1] (B = 1). Returns [B, Tq, H, V] in q's dtype. Query i stands at position i + Tk − Tq.
+    cu_seqlens integer [N+1] (B = 1); sinks [H]. Returns [B, Tq, H, V] in q's dtype. Query i stands at position
+    i + Tk − Tq.
     """
     mask = visible(q.shape[1], k.shape[1], causal, window, cu_seqlens, q.device)
-    return masked_attention(q, k, v, mask, scale)
+    return masked_attention(q, k, v, mask, scale, sinks)
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, sinks: Tensor | None = None
+) -> Tensor:
     """Attention [B, Tq, H, V] in q's dtype over the keys where a mask is true, computed in at least fp32.
 
-    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; mask: bool, broadcast to [B, H, Tq, Tk].
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; mask: bool, broadcast to [B, H, Tq, Tk]; sinks [H]: a logit
+    more in every softmax of a head, whose weight is dropped.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -59,7 +66,11 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     with without_autocast(q):
         scores = torch.einsum("bihd,bjhd->bhij", q.to(dtype), k.to(dtype)) * scale
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            sink = sinks.to(dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], -1)
+        weights = scores.softmax(dim=-1)[..., : k.shape[1]]
         return torch.einsum("bhij,bjhd->bihd", weights, v.to(dtype)).to(q.dtype)
 
 
@@ -109,16 +120,28 @@ def attention_torch(
     window: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.attention` by SDPA: in blocks of queries under a window, by segments where packed.
 
-    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], any floating dtype; cu_seqlens integer [N+1] (B = 1).
-    Returns [B, Tq, H, V] in q's dtype.
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V], any floating dtype; cu_seqlens integer [N+1] (B = 1);
+    sinks [H]. Returns [B, Tq, H, V] in q's dtype.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sinks is not None}
+    if sinks is not None:
+        # A channel more: the sink's key, which `_with_sink` adds, is 1 there and 0 elsewhere, the keys of tokens are 0.
+        own = (sinks / scale).to(q.dtype).view(-1, 1).expand(*q.shape[:3], 1)
+        q, k = torch.cat([q, own], -1), F.pad(k, (0, 1))
     if cu_seqlens is None:
-        return dense_attention(q, k, v, causal=causal, window=window, scale=scale)
-    packed = segment_attention(q[0], k[0], v[0], cu_seqlens, causal=causal, window=window, scale=scale)
-    return packed.unsqueeze(0)
+        return dense_attention(q, k, v, **options)
+    return segment_attention(q[0], k[0], v[0], cu_seqlens, **options).unsqueeze(0)
+
+
+def _with_sink(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, Hkv, Tk, ...] behind the key of the sink, 1 in its last channel, and a value of zeros."""
+    key = F.pad(k.new_ones(1), (k.shape[-1] - 1, 0)).expand(*k.shape[:2], 1, -1)
+    return torch.cat([key, k], 2), F.pad(v, (0, 0, 1, 0))
 
 
 def query_block(window: int) -> int:
@@ -127,33 +150,46 @@ def query_block(window: int) -> int:
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    sink: bool = False,
 ) -> Tensor:
     """Attention softmax(scale·q·kᵀ + mask)·v of q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V].
 
     returns [B, Tq, H, V]
 
-    Query i stands at position i + Tk − Tq. Memory is linear in Tq and Tk, window or not.
+    Query i stands at position i + Tk − Tq. Memory is linear in Tq and Tk, window or not. sink: every query sees one key
+    more, which is 1 in the last channel and 0 in others, and has no value.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     width = v.shape[-1]
     q, k, v = _one_width(q, k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = _attend(q, k, v, causal, window, scale)
+    out = _attend(q, k, v, causal, window, scale, sink)
     return out.transpose(1, 2)[..., :width]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float, sink: bool
+) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     if window is not None and window < keys:
-        return _attend_in_blocks(q, k, v, window, scale)
+        return _attend_in_blocks(q, k, v, window, scale, sink)
+    whole = queries == keys
+    if sink:  # the oldest key of all, so that the causal mask lets every query see it
+        (k, v), keys = _with_sink(k, v), keys + 1
     if queries == 1:
         return _one_query(q, k, v, scale)
     if not causal:
         return _sdpa(q, k, v, scale)
     if queries == keys:
         return _sdpa(q, k, v, scale, is_causal=True)
-    if queries <= LARGEST_BLOCK or 2 * queries < keys:
+    if not whole and (queries <= LARGEST_BLOCK or 2 * queries < keys):
         return _attend_in_blocks(q, k, v, keys, scale)
     # A mask would be queries × keys; SDPA's own causal mask is free, but aligns q with the start of k: rows of no use
     # are computed, keys²/2 scores in all.
@@ -161,7 +197,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, s
     return _sdpa(aligned, k, v, scale, is_causal=True)[:, :, -queries:]
 
 
-def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+def _attend_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, sink: bool = False
+) -> Tensor:
     """Attend blocks of queries, each to its own block of keys and as many earlier ones as the window reaches.
 
     Keys are split once and blocks put together from the parts: of a slice a block autograd would make a gradient of
@@ -178,8 +216,10 @@ def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float
     for i, part in enumerate(q.split(block, 2)):
         seen = slice(max(0, i + 1 - earlier), i + 2)
         near, rows = torch.cat(keys[seen], 2), part.shape[2]
-        hidden = mask[:rows, most + rows - near.shape[2] : most + rows]
-        outputs.append(_sdpa(part, near, torch.cat(values[seen], 2), scale, attn_mask=hidden))
+        hidden, told = mask[:rows, most + rows - near.shape[2] : most + rows], torch.cat(values[seen], 2)
+        if sink:
+            hidden, (near, told) = F.pad(hidden, (1, 0)), _with_sink(near, told)
+        outputs.append(_sdpa(part, near, told, scale, attn_mask=hidden))
     return torch.cat(outputs, dim=2)
 
 
@@ -254,11 +294,13 @@ def segment_attention(
     causal: bool = True,
     window: int | None = None,
     scale: float | None = None,
+    sink: bool = False,
 ) -> Tensor:
     """Softmax attention in which a token sees only the tokens of its own segment.
 
     q           [M, H, K]; k [M, Hkv, K]; v [M, Hkv, V]
     cu_seqlens  integer [S+1], 0 = cu[0] ≤ … ≤ cu[S] = M; segment i is [cu[i], cu[i+1]), possibly empty
+    sink        as of `dense_attention`, in every segment
     returns     [M, H, V]
 
     Work is Σ n² score entries for segments of length n, apart from padding among segments shorter than 256
@@ -267,12 +309,21 @@ def segment_attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if only_sizes(q):
-        return segment_attention_op(q, k, v, cu_seqlens, causal, window, scale)
-    return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)
+        return segment_attention_op(q, k, v, cu_seqlens, causal, window, scale, sink)
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+    return segment_attention_eager(q, k, v, cu_seqlens, **options)
 
 
 def segment_attention_eager(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, window: int | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    sink: bool = False,
 ) -> Tensor:
     """`segment_attention` with one SDPA call a batch of segments. Reads cu_seqlens on the host.
 
@@ -283,22 +334,31 @@ def segment_attention_eager(
     if not axis.shapes:
         return v.new_zeros(*q.shape[:2], v.shape[-1])
     batches = zip(*(axis.spread(x) for x in (q, k, v)), strict=True)
-    return axis.collect([dense_attention(*x, causal=causal, window=window, scale=scale) for x in batches])
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+    return axis.collect([dense_attention(*x, **options) for x in batches])
 
 
 @torch.library.custom_op("archzoo::segment_attention", mutates_args=())
 def segment_attention_op(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, window: int | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    sink: bool = False,
 ) -> Tensor:
     """Compute `segment_attention_eager` behind one operator.
 
     q [M, H, K], k [M, Hkv, K], v [M, Hkv, V], cu_seqlens [S+1] -> [M, H, V] in q's dtype.
     """
-    return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)
+    options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+    return segment_attention_eager(q, k, v, cu_seqlens, **options)
 
 
 @segment_attention_op.register_fake
-def _(q, k, v, cu_seqlens, causal, window, scale):
+def _(q, k, v, cu_seqlens, causal, window, scale, sink=False):
     return q.new_empty(*q.shape[:2], v.shape[-1])
 
 
@@ -312,6 +372,7 @@ def segment_attention_backward_op(
     causal: bool,
     window: int | None,
     scale: float,
+    sink: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q [M, H, K], k [M, Hkv, K] and v [M, Hkv, V] in their dtypes, for grad [M, H, V] of the output.
 
@@ -319,7 +380,8 @@ def segment_attention_backward_op(
     """
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)
+        options = {"causal": causal, "window": window, "scale": scale, "sink": sink}
+        return segment_attention_eager(q, k, v, cu_seqlens, **options)
 
     # Operators run below autograd, where requires_grad does nothing; torch.func brings its own.
     _, backward = torch.func.vjp(forward, q, k, v)
@@ -328,7 +390,7 @@ def segment_attention_backward_op(
 
 
 @segment_attention_backward_op.register_fake
-def _(grad, q, k, v, cu_seqlens, causal, window, scale):
+def _(grad, q, k, v, cu_seqlens, causal, window, scale, sink=False):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
@@ -338,7 +400,7 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad):
-    return *segment_attention_backward_op(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None
+    return *segment_attention_backward_op(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
 
 
 segment_attention_op.register_autograd(_backward, setup_context=_save)
@@ -351,12 +413,14 @@ def balanced_entries(tokens: int, segments: int, window: int | None) -> int:
 
 
 @register_flop_formula(torch.ops.archzoo.segment_attention)
-def _forward_flops(q, k, v, cu_seqlens, causal, window, scale, *, out_shape=None, **_) -> int:
+def _forward_flops(q, k, v, cu_seqlens, causal, window, scale, sink=False, *, out_shape=None, **_) -> int:
     return attention_flops(q[1] * balanced_entries(q[0], cu_seqlens[0] - 1, window), q[2], v[2])
 
 
 @register_flop_formula(torch.ops.archzoo.segment_attention_backward)
-def _backward_flops(grad, q, k, v, cu_seqlens, causal, window, scale, *, out_shape=None, **_) -> int:
+def _backward_flops(
+    grad, q, k, v, cu_seqlens, causal, window, scale, sink=False, *, out_shape=None, **_
+) -> int:
     return 2 * _forward_flops(q, k, v, cu_seqlens, causal, window, scale)
 
 
@@ -366,7 +430,7 @@ def _backward_flops(grad, q, k, v, cu_seqlens, causal, window, scale, *, out_sha
 def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
     """Register a module of kernels.plugins as a backend of attention; a batch is packed sequences of one length."""
 
-    def run(q, k, v, *, causal=True, window=None, scale=None, cu_seqlens=None) -> Tensor:
+    def run(q, k, v, *, causal=True, window=None, scale=None, cu_seqlens=None, sinks=None) -> Tensor:
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
         cu_q, cu_k = (boundaries(x, cu_seqlens) for x in (q, k))
         out = plugin.packed_attention(
@@ -381,8 +445,8 @@ def register_plugin(operation: Operation, name: str, plugin, suits: Callable[...
         )
         return out.unflatten(0, (batch, queries))
 
-    def refuses(q, k, v, *, window=None, **_) -> str | None:
-        return plugin.refuses(q, k, v, window)
+    def refuses(q, k, v, *, window=None, sinks=None, **_) -> str | None:
+        return plugin.refuses(q, k, v, window) if sinks is None else "it takes no sink logits"
 
     operation.register(name, run, refuses=refuses, suits=suits)
 
@@ -413,11 +477,13 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Softmax attention with grouped heads, sliding windows and packed sequences.
+    """Softmax attention with grouped heads, sliding windows, packed sequences and sinks.
 
         o_i = Σ_j softmax_j(scale · q_i·k_j) · v_j     over the keys j that query i sees
+        with sinks: o_i = Σ_j exp(scale · q_i·k_j) · v_j / (exp(sink) + Σ_j exp(scale · q_i·k_j))
 
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     k, v        [B, Tk, Hkv, K], [B, Tk, Hkv, V]; Hkv divides H. Query i stands at position i + Tk − Tq: a
@@ -426,16 +492,20 @@ def attention(
     window      the number of keys a query sees, itself included; needs causal
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1], 0 … T: B = 1, Tq = Tk, and tokens [cu[i], cu[i+1]) are a sequence of their own
+    sinks       [H] floating, a logit for each query head, to which attention may go without reading a value; None: none
     backend     auto, torch (SDPA), varlen (PyTorch's FlashAttention: CUDA, 16 bit), flash_attn (the package,
                 version 2, 3 or 4), reference (definition, any dtype)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T, except for `reference`.
     Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
-    Source: Vaswani et al. 2017, equation 1; Ainslie et al. 2023 (grouped heads).
+    Source: Vaswani et al. 2017, equation 1; Ainslie et al. 2023 (grouped heads); OpenAI 2025 (arXiv:2508.10925; sinks).
     """
     check_attention("attention", q, k, v, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    if sinks is not None and sinks.shape != q.shape[2:3]:
+        raise ValueError(
+            f"attention needs a sink logit for each of {q.shape[2]} heads, got {tuple(sinks.shape)}"
+        )
     q, k, v = in_autocast_dtype(q, k, v)
-    return OPERATION(
-        q, k, v, causal=causal, window=window, scale=scale, cu_seqlens=cu_seqlens, backend=backend
-    )
+    options = {"causal": causal, "window": window, "scale": scale, "cu_seqlens": cu_seqlens, "sinks": sinks}
+    return OPERATION(q, k, v, **options, backend=backend)

@@ -20,6 +20,40 @@ PROBE = [
 
 
 @pytest.mark.long
+def test_variants_are_trained_probed_and_reported_by_their_names(lab: Lab):
+    folder = lab.results / "variants"
+    patterns = 'model.pattern="(WWWF)*2",F*8,"(KKKF)*2"'
+    window = "model.variants.W={mixer: attention, window: 8, sinks: learned}"
+    sizes = [
+        "model.depth=null",
+        "model.d_model=16",
+        "model.n_heads=2",
+        "trainer.max_steps=5",
+        "name=variants",
+    ]
+    for words in (
+        ["--multirun", "model=transformer", patterns, window, *sizes],
+        ["job=probe", f"runs={folder}", *PROBE],
+        ["job=report", f"runs={folder}"],
+    ):
+        outcome = lab.here(*words)
+        assert outcome.status == 0, outcome.out + outcome.err
+    results = load_results(folder)
+    own = "W=attention(window=8, sinks=learned)"
+    assert set(results.runs["label"]) == {f"WWWFWWWF {own}", "transformer", "KKKFKKKF"}
+    measures = results.table("measures")
+    windowed = measures[measures["run"].isin(results.runs.loc[results.runs["pattern"] == "WWWFWWWF", "run"])]
+    blocks = windowed[windowed["measure"] == "attention_entropy"].groupby("layer")["block"].unique()
+    assert [list(x) for x in blocks] == [["W"], ["W"], ["W"], ["attention"]] * 2
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    assert own in page
+    assert (
+        "Full attention, window 8, sinks learned"
+        in pd.read_csv(folder / "report" / "figures" / "patterns.csv")["title"].unique()
+    )
+
+
+@pytest.mark.long
 def test_layouts_are_trained_probed_and_reported_in_the_reports_tables(lab: Lab):
     folder = lab.results / "layouts"
     for words in (

@@ -30,7 +30,9 @@ def options(kind: str, name: str) -> list[dataclasses.Field]:
 def config(kind: str, name: str, **changed: Any) -> ModelConfig:
     """A small model with that block, whose options are the defaults but for those named."""
     block = registry.get(kind, name)
-    out = ModelConfig(d_model=WIDTH, n_heads=HEADS, depth=1, pattern=block.letter or "F")
+    out = ModelConfig(
+        d_model=WIDTH, n_heads=HEADS, depth=1, pattern=block.word if block.kind == "mixer" else "F"
+    )
     node = out.mixers if kind == "mixer" else getattr(out, kind)
     setattr(node, name, dataclasses.replace(getattr(node, name), **changed))
     if kind != "mixer":

@@ -26,7 +26,7 @@ LONGER = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 64}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
         "grouped": {"n_kv_heads": 2},
-        "window": {"window": 5},
+        "sinks": {"sinks": "learned", "window": 5, "n_kv_heads": 2},
         "qk_norm": {"qk_norm": True},
         "no_positions": {"positions": "none"},
         "biases": {"qkv_bias": True, "n_kv_heads": 2},
@@ -115,7 +115,7 @@ class Case:
     def config(self, depth: int = 2) -> ModelConfig:
         config = ModelConfig(d_model=WIDTH, n_heads=HEADS, depth=depth)
         block = registry.get(self.kind, self.name)
-        config.pattern = block.letter or "FS"
+        config.pattern = block.word if block.kind == "mixer" else "FS"
         if self.kind == "mixer":
             node = config.mixers
         else:

@@ -36,7 +36,7 @@ def _options(block: registry.Block) -> dict[str, Any]:
     config = Config()
     if block.kind == "mixer":
         setattr(config.model.mixers, block.name, options)
-        return identify(config, block.letter, "")["model"]["mixers"][block.name]
+        return identify(config, block.word, "")["model"]["mixers"][block.name]
     choice = getattr(config.model, block.kind)
     choice.name = block.name
     setattr(choice, block.name, options)

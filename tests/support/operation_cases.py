@@ -141,6 +141,14 @@ def attention() -> Iterator[Call]:
         ("packed, all see all", (1, 37, 37, 2, 1, 4, 4), {"cu_seqlens": cuts(9, 28), "causal": False}),
     ):
         yield Call(name, kernels.attention, qkv(*sizes), options, ("q", "k", "v"))
+    for name, sizes, options in (
+        ("sinks", (2, 37, 37, 4, 2, 8, 6), {}),
+        ("sinks, a window", (1, 70, 150, 2, 1, 4, 4), {"window": 81}),
+        ("sinks, one query", (2, 1, 9, 4, 2, 4, 4), {"causal": False}),
+        ("sinks, packed, a window", (1, 37, 37, 2, 2, 4, 4), {"cu_seqlens": cuts(9, 0, 28), "window": 4}),
+    ):
+        tensors = {**qkv(*sizes), "sinks": uniform("sinks", sizes[3])}
+        yield Call(name, kernels.attention, tensors, options, tuple(tensors))
 
 
 def delta_rule() -> Iterator[Call]:

@@ -43,6 +43,31 @@ def ours(pattern: str, model: dict | None = None, **mixers) -> LanguageModel:
     return model.eval()
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_sinks_are_those_of_gpt_oss(window: int | None):
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssConfig
+
+    options = {"sinks": "learned", "window": window, "positions": "none", "n_kv_heads": 2}
+    mixer = ours("F", attention=options).layers[0].mixer
+    sizes = {"hidden_size": D, "num_attention_heads": HEADS, "head_dim": D // HEADS, "num_key_value_heads": 2}
+    theirs = GptOssAttention(
+        GptOssConfig(**sizes, attention_bias=False, num_hidden_layers=1, attn_implementation="eager"), 0
+    )
+    theirs.load_state_dict(mixer.state_dict())
+    x = torch.randn(2, TIME, D, generator=torch.Generator().manual_seed(3))
+    age = torch.arange(TIME)[:, None] - torch.arange(TIME)
+    hidden = (age < 0) | (age >= (window or TIME))
+    unrotated = torch.ones(1, TIME, D // HEADS // 2), torch.zeros(1, TIME, D // HEADS // 2)
+    with torch.no_grad():
+        wanted = theirs(x, unrotated, torch.zeros(TIME, TIME).masked_fill(hidden, -torch.inf))[0]
+        below(error(mixer(x, Context.of(torch.zeros(2, TIME)))[0], wanted), CLOSE, "whole")
+        state, rows = mixer.init_state(2), []
+        for token in x.split(1, 1):
+            y, state = mixer.extend(token, state)
+            rows.append(y)
+        below(error(torch.cat(rows, 1), wanted), CLOSE, "decoded")
+
+
 def assert_same_logits(model: LanguageModel, theirs: nn.Module, time: int = TIME) -> None:
     """Whole sequences, and decoding token by token; errors relative to the root mean square of the logits."""
     batch = tokens(2, time)

@@ -6,8 +6,21 @@ from zoo import LanguageModel, ModelConfig, UserError
 from zoo.channels.mlp import MLP
 from zoo.channels.moe import MoE
 from zoo.channels.swiglu import SwiGLU
-from zoo.config import LAYOUTS, MAX_LAYERS, layout_name, read_channels, read_pattern, used
-from zoo.model import on_meta
+from zoo.config import (
+    LAYOUTS,
+    MAX_LAYERS,
+    check_names,
+    from_dict,
+    layout_name,
+    mixers_of,
+    read_channels,
+    read_pattern,
+    split,
+    used,
+)
+from zoo.io import export, load
+from zoo.matching import match
+from zoo.model import letters_of, on_meta
 
 KNOWN = "CFKLS"
 
@@ -131,6 +144,120 @@ def test_a_model_has_the_layers_of_its_pattern():
     model = LanguageModel(config, vocab_size=11, seq_len=8)
     assert model.letters == "SFS"
     assert [type(layer.mixer).__name__ for layer in model.layers] == ["HyperGraph", "Attention", "HyperGraph"]
+
+
+# Variants: a mixer with options of its own, under a name of its own.
+
+WINDOW = {"mixer": "attention", "window": 5}
+
+
+def with_variants(pattern: str, variants: dict, depth: int | None = None, **mixers: dict) -> ModelConfig:
+    sizes = {"d_model": 16, "n_heads": 2, "depth": depth, "pattern": pattern}
+    return from_dict(ModelConfig, {**sizes, "variants": variants, "mixers": mixers})
+
+
+def model_of(config: ModelConfig, seq_len: int = 16) -> LanguageModel:
+    return LanguageModel(config, vocab_size=11, seq_len=seq_len)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "depth", "text"),
+    [
+        ("(WWWF)*2", None, "WWWFWWWF"),
+        ("{near}*2F", 5, "{near}{near}F{near}{near}"),
+        ("{attention}({W}{kda})*2", None, "FWKWK"),
+        ("{near}", 2, "{near}{near}"),
+    ],
+)
+def test_a_pattern_names_variants_and_mixers(pattern, depth, text):
+    config = with_variants(pattern, {"W": WINDOW, "near": {"mixer": "attention", "window": 2}}, depth)
+    assert letters_of(config) == text
+    names = {"W": "W", "{near}": "near", "F": "attention", "K": "kda"}
+    assert [layer.mixer_name for layer in on_meta(config, vocab_size=11, seq_len=8).layers] == [
+        names[word] for word in split(text)
+    ]
+
+
+def test_a_variant_has_its_mixers_options_and_its_own(tmp_path):
+    config = with_variants("WF", {"W": WINDOW}, attention={"qk_norm": True, "n_kv_heads": 1})
+    model = model_of(config)
+    assert [(m.window, m.kv_heads, type(m.q_norm).__name__) for m in (x.mixer for x in model.layers)] == [
+        (5, 1, "RMSNorm"),
+        (None, 1, "RMSNorm"),
+    ]
+    export(model, tmp_path / "model")
+    assert load(tmp_path / "model").config == config
+    drawn = mixers_of(config)["W"].describe()
+    assert (drawn["name"], drawn["title"], drawn["mask"]) == ("W", "Full attention, window 5", "window")
+    assert drawn["color"] != mixers_of(config)["F"].color
+
+
+def test_identity_holds_the_variants_in_use_with_all_their_options():
+    def options(pattern: str, variants: dict, **mixers: dict) -> dict:
+        return used(with_variants(pattern, variants, **mixers), pattern)
+
+    assert options("FF", {"W": WINDOW}) == options("FF", {})
+    assert "attention" not in options("WW", {"W": WINDOW})["mixers"]
+    assert options("WF", {"W": WINDOW})["variants"]["W"].items() >= WINDOW.items()
+    spelled = {**WINDOW, "qk_norm": True, "rope_base": 10000}  # a whole number, as YAML may have it
+    assert options("WW", {"W": WINDOW}, attention={"qk_norm": True}) == options("WW", {"W": spelled})
+    assert options("WF", {"W": WINDOW}) != options("WF", {"W": {**WINDOW, "window": 6}})
+
+
+def test_matching_sets_the_widths_of_variants():
+    config = with_variants("WWWF", {"W": WINDOW})
+    matched = match(config, "state", seq_len=16, length=20)
+    assert matched.variants["W"] == {**WINDOW, "head_width": 32}
+    assert matched.mixers.attention.head_width == 8
+    assert match(matched, "state", seq_len=16, length=20) == matched
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ({"F": WINDOW}, "model.variants.F: F is the mixer attention; give the variant another name"),
+        ({"kda": WINDOW}, "model.variants.kda: kda is the mixer kda"),
+        ({"W": {"window": 5}}, "names no mixer; give one and its options"),
+        ({"W": "attention"}, "names no mixer"),
+        ({"W": {"mixer": "atention"}}, "did you mean 'attention'?"),
+        (
+            {"W": WINDOW, "V": {"mixer": "W"}},
+            "model.variants.V.mixer=W is a variant itself; name a mixer, attention, ",
+        ),
+        ({"W": {**WINDOW, "windw": 5}}, "unknown key in model.variants.W 'windw'; did you mean 'window'?"),
+        ({"W": {**WINDOW, "window": "x"}}, "model.variants.W.window='x' must be of type"),
+        ({"W": {**WINDOW, "window": 0}}, "model.variants.W: attention.window=0 must be at least 1"),
+        ({"W": {**WINDOW, "sinks": "some"}}, "unknown model.variants.W.sinks 'some'"),
+        ({"a-b": WINDOW}, "a variant's name is a letter, or a word"),
+        (
+            {"W": {"mixer": "hypergraph"}, "V": {"mixer": "hypergraph", "aux_weight": 9.0}},
+            "give variants of a mixer one weight",
+        ),
+    ],
+)
+def test_a_variant_that_is_none_is_refused(variants, said):
+    def refused(config: ModelConfig) -> None:
+        check_names(config)
+        on_meta(config, vocab_size=11, seq_len=8)
+
+    with pytest.raises(UserError) as caught:
+        refused(with_variants("".join("{" + name + "}" for name in variants), variants))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("{W}F{nea}", "'{nea}' at position 5 is not a known mixer. Known letters: C, F, "),
+        ("F{near", "'{' at position 2 opens a name that is never closed"),
+        ("V", "'V' at position 1 is not a known mixer"),
+    ],
+)
+def test_a_name_that_is_none_is_explained(pattern, said):
+    with pytest.raises(UserError) as caught:
+        letters_of(with_variants(pattern, {"W": WINDOW, "near": WINDOW}))
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
@@ -13,7 +13,7 @@ from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
 from zoo.modules.rotary import PartialRopeOptions
 from zoo.options import added, at_least, grouped_kv_heads, one_of
-from zoo.probes.events import attention_values, record_gates
+from zoo.probes.events import attention_values, attention_weights, record_gates
 from zoo.registry import register_mixer
 
 
@@ -26,7 +26,8 @@ class AttentionConfig(PartialRopeOptions):
     than it; head_width: K, width of a head (None: D/H); positions: "rope" or "none"; rope_base: base of rotary
     positions; qkv_bias: biases of the projections to q, k and v; qk_norm: RMSNorm per head on q and k before the
     rotation; window: how many tokens, the current one included, a query attends to (None: all); output_gate: gate G1, o
-    ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values.
+    ⊙ σ(x·W + b), on attention's output; value_gate: gate G2, v ⊙ σ(x·W + b), on the values; sinks: "learned": a logit
+    more in each head's softmax, whose weight is dropped, or "none".
 
     Rotary positions by the options of RopeOptions and rope_dim.
     """
@@ -42,6 +43,7 @@ class AttentionConfig(PartialRopeOptions):
     max_kv_heads: int | None = added(None, before=None)
     head_width: int | None = added(None, before=None)
     qkv_bias: bool = added(False, before=False)
+    sinks: str = added("none", before="none", choices=("none", "learned"))
 
 
 @register_mixer(
@@ -70,6 +72,9 @@ class Attention(GroupedQueryMixer):
     RoPE as in kernels.rope. By option q, k and v have biases, q and k an RMSNorm per head before the rotation, and
     gates σ(x·W + b) multiply the values and the output. Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys
     (rotated) and values of all tokens.
+
+    Sinks (gpt-oss: OpenAI 2025, arXiv:2508.10925): with z_t = Σ_{s ≤ t} exp(score_ts), o_t is multiplied by
+    z_t / (z_t + exp(sink_h)), which a probe records as the gate `sinks`; a sink is 0 at first.
     """
 
     state_options = ("head_width",)
@@ -90,14 +95,20 @@ class Attention(GroupedQueryMixer):
             rotates=config.positions == "rope",
         )
         self.window = config.window
+        self.sinks = nn.Parameter(torch.zeros(heads)) if config.sinks == "learned" else None
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, k, v = self._qkv(x, ctx.positions)
-        attend = functools.partial(kernels.attention, window=self.window, backend=self.backend)
+        options = {"window": self.window, "sinks": self.sinks}
+        attend = functools.partial(kernels.attention, **options, backend=self.backend)
         o = ctx.by_keys(attend, (q,), (k, v))
         seen = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
         ctx.record("attention", lambda: attention_values(kernels.attention, q, k, **seen))
+        if self.sinks is not None:
+            dropping = functools.partial(kernels.attention, sinks=self.sinks)
+            kept = functools.partial(attention_weights, dropping, q, k, **seen)
+            ctx.record("gates", lambda: {"sinks": kept().sum(-1).transpose(1, 2).unsqueeze(-1)})
         record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), {}
 
@@ -116,5 +127,8 @@ class Attention(GroupedQueryMixer):
         seen = cache.append(k.transpose(1, 2), v.transpose(1, 2))
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in seen)
         if q.shape[1] == 1:
-            return kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
-        return kernels.attention(q, keys, values, window=self.window, backend=self.step_backend)
+            return kernels.attention(
+                q, keys, values, causal=False, sinks=self.sinks, backend=self.step_backend
+            )
+        options = {"window": self.window, "sinks": self.sinks}
+        return kernels.attention(q, keys, values, **options, backend=self.step_backend)

@@ -12,7 +12,7 @@ import dataclasses
 
 import torch
 
-from zoo.config import ModelConfig
+from zoo.config import ModelConfig, split
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, restore
 from zoo.mixers.attention import AttentionConfig
@@ -38,10 +38,14 @@ def converted(source: ModelConfig, like: ModelConfig) -> ModelConfig:
     Raises UserError for a source that has no such counterpart.
     """
     letters, attention = letters_of(source), source.mixers.attention
-    if "F" not in letters:
+    if "F" not in split(letters):
         raise UserError(f"{letters} has no full attention (F) to make gated sparse attention (G) of")
-    if attention.window is not None or attention.positions != "rope":
-        what = "a window" if attention.window is not None else "no rotary positions"
+    unlike = {
+        "a window": attention.window is not None,
+        "no rotary positions": attention.positions != "rope",
+        "sinks": attention.sinks != "none",
+    }
+    if what := " and ".join(name for name, there in unlike.items() if there):
         raise UserError(
             f"its attention has {what}, which gated sparse attention (G) has not; no such model becomes one"
         )
@@ -62,8 +66,8 @@ def converted(source: ModelConfig, like: ModelConfig) -> ModelConfig:
     return dataclasses.replace(
         source,
         preset=like.preset,
-        pattern=letters.replace("F", "G"),
-        depth=len(letters),
+        pattern="".join("G" if word == "F" else word for word in split(letters)),
+        depth=len(split(letters)),
         mixers=dataclasses.replace(source.mixers, gsa=dataclasses.replace(like.mixers.gsa, **options)),
         residual=like.residual if source.residual.name == "add" else source.residual,
         backend=like.backend,

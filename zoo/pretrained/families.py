@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from zoo.config import ModelConfig, from_dict
+from zoo.config import ModelConfig, from_dict, split
 from zoo.errors import UserError
 from zoo.model import LanguageModel, Layer, on_meta
 from zoo.modules.rotary import FAST, mscale
@@ -289,7 +289,7 @@ def _lfm2_config(model: LanguageModel, family: Family) -> dict[str, Any]:
         "norm_eps": model.config.norm_eps,
         "conv_bias": False,
         "conv_L_cache": model.config.mixers.gated_conv.kernel_size,
-        "layer_types": ["conv" if letter == "C" else "full_attention" for letter in model.letters],
+        "layer_types": ["conv" if letter == "C" else "full_attention" for letter in split(model.letters)],
         **_rope(model.config.mixers.attention),
     }
 
@@ -519,7 +519,7 @@ def _kimi_config(model: LanguageModel, family: Family) -> dict[str, Any]:
         raise UserError("no layer has Kimi delta attention")
     if model.head is None:  # transformers would draw another head, and warn
         raise UserError("its embedding and LM head are not tied")
-    places = {kind: [i + 1 for i, x in enumerate(model.letters) if x == kind] for kind in "KL"}
+    places = {kind: [i + 1 for i, x in enumerate(split(model.letters)) if x == kind] for kind in "KL"}
     words = {ours: theirs for theirs, ours in _KIMI_NAMES.items()}
     values = {
         **_latent_config(model),
@@ -671,7 +671,7 @@ def family_of(model: LanguageModel, among: Iterable[str] = FAMILIES) -> tuple[Fa
     """The first family that computes what a model does, and ""; or None, and what keeps it out of each."""
     reasons = []
     for family in map(FAMILIES.__getitem__, among):
-        if set(model.letters) <= set(family.letters):
+        if set(split(model.letters)) <= set(family.letters):
             if not (reason := _misfit(model, family)):
                 return family, ""
             reasons.append(f"{family.model_type}: {reason}")

@@ -104,7 +104,7 @@ def _config(model: LanguageModel) -> dict[str, Any]:
         "archzoo": card(model),
         "vocab_size": model.vocab_size,
         "hidden_size": model.config.d_model,
-        "num_hidden_layers": len(model.letters),
+        "num_hidden_layers": len(model.layers),
         "num_attention_heads": model.config.n_heads,
         "max_position_embeddings": model.seq_len,
         "tie_word_embeddings": False,

@@ -44,7 +44,7 @@ def run_lengths(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
     rows = []
     for block in tqdm(registry.blocks("mixer").values(), desc="length", unit="mixer"):
         works = {
-            n: functools.partial(forward_backward, make_mixer(block.letter, n), *inputs(n)) for n in lengths
+            n: functools.partial(forward_backward, make_mixer(block.word, n), *inputs(n)) for n in lengths
         }
         times = timing.interleaved({str(n): work for n, work in works.items()}, repeats, CPU)
         first = timing.summary(times[str(lengths[0])])["milliseconds_median"] / lengths[0]
@@ -91,7 +91,7 @@ def run_memory(length: int, threads: int) -> list[dict[str, Any]]:
     """A row a mixer: peak_memory_bytes beyond those of the process before the pass; batch 1, 4 heads of 64."""
     rows = []
     for block in tqdm(registry.blocks("mixer").values(), desc="memory", unit="mixer"):
-        peak = peak_memory_of(block.letter, length, threads=threads)
+        peak = peak_memory_of(block.word, length, threads=threads)
         row = {
             "suite": "memory",
             "model": block.name,

@@ -48,7 +48,7 @@ from experiments.probing.probe_run import find_runs
 from experiments.runs import IDENTITY, OTHER_BACKEND
 from experiments.system import machine
 from zoo.backends import check_backend
-from zoo.config import ModelConfig, from_dict, used
+from zoo.config import ModelConfig, from_dict, split, used
 from zoo.errors import UserError
 from zoo.generate import prefill
 from zoo.io import CARD, read_card
@@ -313,7 +313,7 @@ def _warm_up(model: LanguageModel) -> None:
 
 
 def _plain_like(model: LanguageModel) -> LanguageModel | None:
-    config = architectures(dataclasses.replace(model.config, depth=len(model.letters)))["transformer"]
+    config = architectures(dataclasses.replace(model.config, depth=len(model.layers)))["transformer"]
     plain = LanguageModel(config, vocab_size=model.vocab_size, seq_len=model.seq_len)
     if used(config, plain.letters) == used(model.config, model.letters):
         return None
@@ -347,7 +347,7 @@ class ModelTiming:
 
     def __init__(self, bench: Bench, timed: TimedModel, mode: str, length: int, batch: int) -> None:
         self.bench, self.timed, self.mode, self.length, self.batch = bench, timed, mode, length, batch
-        self.letters = letters_of(timed.config)
+        self.depth = len(split(letters_of(timed.config)))
 
     @property
     def cell(self) -> result_table.Cell:
@@ -362,7 +362,7 @@ class ModelTiming:
             "mode": self.mode,
             "batch": self.batch,
             "d_model": self.timed.config.d_model,
-            "depth": len(self.letters),
+            "depth": self.depth,
             "precision": str(self.bench.precision).removeprefix("torch."),
         }
 
@@ -485,7 +485,7 @@ class ModelTiming:
     def _columns(self, backend: str) -> dict[str, Any]:
         return {
             "suite": "inference",
-            "color": model_color(self.timed.config, self.letters),
+            "color": model_color(self.timed.config, letters_of(self.timed.config)),
             "backend": backend,
             **self.cell.names,
             **result_table.machine_facts(self.bench.device),

@@ -31,7 +31,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     """A row for every mixer at every length, full attention always among them. Raises UserError for a GPU."""
     if config.device == "cuda":
         raise UserError("suite=mixers measures the CPU; for a GPU: suite=models")
-    letters = {block.name: block.letter for block in registry.blocks("mixer").values()}
+    letters = {block.name: block.word for block in registry.blocks("mixer").values()}
     names = [PLAIN, *(name for name in matching_names(config.bench.cases, list(letters)) if name != PLAIN)]
     rows = []
     for length in config.bench.lengths or LENGTHS:

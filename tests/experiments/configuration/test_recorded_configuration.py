@@ -25,10 +25,9 @@ from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
 from experiments.planning.plan import at_rate, resolve_lr_min
 from experiments.system.paths import CONF
-from zoo.config import ModelConfig
+from zoo.config import ModelConfig, dominant_mixer
 from zoo.model import letters_of
 from zoo.options import check_limits
-from zoo.registry import dominant_mixer
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -97,7 +96,7 @@ def test_every_preset_as_a_model():
             letters = letters_of(model)
             config = changed(schema.Config(), model=model)
             yield (f"{name}: {letters}, {label(config, letters)}, {model_color(model, letters)}")
-            yield f"  named after {dominant_mixer(letters).name}, {shorten_pattern(letters)}"
+            yield f"  named after {dominant_mixer(model, letters).name}, {shorten_pattern(letters)}"
             yield from differences(model, usual)
 
     check(RECORDED / "presets.txt", lines())

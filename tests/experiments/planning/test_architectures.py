@@ -15,7 +15,9 @@ ELEVEN = presets_to_compare()
 def test_the_eleven_are_all_presets_but_variants():
     assert len(ELEVEN) == 11
     assert ELEVEN[0] == "transformer"
-    assert set(architectures(ModelConfig())) - set(ELEVEN) == {"conv_pure", "kda_moe", "kda_pure", "lfm2_gqa"}
+    assert set(architectures(ModelConfig())) - set(ELEVEN) == {
+        *("conv_pure", "kda_moe", "kda_pure", "lfm2_gqa", "swa", "swa_sinks")
+    }
 
 
 def test_variants_with_experts_and_with_grouped_queries_fit_every_size():

@@ -17,10 +17,9 @@ from experiments.planning.identity import run_name
 from experiments.planning.plan import plan, resolve_steps
 from experiments.sweep import cell_names
 from experiments.system.paths import CONF
-from zoo import cost
-from zoo.config import LAYOUTS
+from zoo import ModelConfig, cost
+from zoo.config import LAYOUTS, dominant_mixer
 from zoo.model import meta_model
-from zoo.registry import dominant_mixer
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
@@ -253,7 +252,7 @@ print(main(), time.process_time(), peak())"""
 )
 def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
     """Of two as frequent ones by the first letter."""
-    assert dominant_mixer(letters).name == name
+    assert dominant_mixer(ModelConfig(), letters).name == name
 
 
 def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():
