@@ -127,13 +127,15 @@ def explanation(off_models: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 def legend(runs: pd.DataFrame) -> str:
     """Say in a line what the marks of these models mean; "" where none has one. runs: Results.runs."""
-    found = deviations(runs)
-    found = found[found["marks"] != ""]
-    if found.empty:
+    differing = deviations(runs)
+    differing = differing[differing["marks"] != ""]
+    if differing.empty:
         return ""
-    used = {WHAT[column]: mark for column, mark in MARKS.items() if found["marks"].str.contains(mark).any()}
+    used = {
+        WHAT[column]: mark for column, mark in MARKS.items() if differing["marks"].str.contains(mark).any()
+    }
     each = "; ".join(f"{mark} {what.partition(' at ')[0]}" for what, mark in used.items())
-    return f"{each}: more than {MATCHED:.0%} from {listing(found['matched_with'].unique(), 3)}."
+    return f"{each}: more than {MATCHED:.0%} from {listing(differing['matched_with'].unique(), 3)}."
 
 
 def _deviation_range(low: float, high: float) -> str:
@@ -156,19 +158,19 @@ def with_marks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, s
     return pd.concat([rows for rows, _ in each]), " ".join(filter(None, (text for _, text in each)))
 
 
-def _with_marks(table: pd.DataFrame, found: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _with_marks(table: pd.DataFrame, differing: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     labels = runs.drop_duplicates("run").set_index("run")["label"]
     owners = table["run"].map(labels)
     if "label" in table:
         owners = owners.fillna(table["label"])
-    marks = owners.map(found["marks"]).fillna("")
+    marks = owners.map(differing["marks"]).fillna("")
     shown = {
         name: [marked(each, order(all_marks)) for each, all_marks in zip(table[name], joined, strict=True)]
         for name in ("label", "series", "model")
         if name in table
         for joined in [marks.groupby(table[name]).transform("sum")]
     }
-    return table.assign(**shown), explanation(found.loc[found.index.isin(owners)], runs)
+    return table.assign(**shown), explanation(differing.loc[differing.index.isin(owners)], runs)
 
 
 def order(marks: str) -> str:

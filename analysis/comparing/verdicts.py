@@ -141,9 +141,9 @@ def _metric(runs: pd.DataFrame, metric: str) -> str:
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:
     """Return the family's runs that the baseline names: by label, else by the label without rates, else by name."""
     for column in ("label", "model", "name"):
-        found = runs[column] == baseline
-        if found.any():
-            return found
+        is_baseline = runs[column] == baseline
+        if is_baseline.any():
+            return is_baseline
     return pd.Series(False, index=runs.index)
 
 
@@ -230,12 +230,12 @@ def known_levels(rows: pd.DataFrame) -> dict[str, float]:
 
     rows: runs on the task, with the columns of LEVELS; what was not measured is left out.
     """
-    found: dict[str, float] = {}
+    levels: dict[str, float] = {}
     for column, word in LEVELS.items():
         share = rows[column].iloc[0] if column in rows else float("nan")
-        if pd.notna(share) and (not found or share - max(found.values()) >= MARGIN):
-            found[word] = float(share)
-    return found
+        if pd.notna(share) and (not levels or share - max(levels.values()) >= MARGIN):
+            levels[word] = float(share)
+    return levels
 
 
 def levels_by_task(table: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -389,8 +389,8 @@ def answers(families: Iterable[Family], documents: pd.DataFrame | None = None) -
     ]
 
 
-def _terms(found: Equality) -> list[str]:
-    return [f"Equal: {listing(found.equal, 12)}. Not equal: {listing(found.unequal, 12)}.", found.rates]
+def _terms(terms: Equality) -> list[str]:
+    return [f"Equal: {listing(terms.equal, 12)}. Not equal: {listing(terms.unequal, 12)}.", terms.rates]
 
 
 def _unit(family: Family) -> str:

@@ -153,8 +153,10 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _series_styles(table: pd.DataFrame) -> dict[str, SeriesStyle]:
     """Models by colour (their own, else the palette's), a model's backends by shade, line and marker."""
-    own = table.drop_duplicates("model").set_index("model").get("color", pd.Series(dtype="object")).dropna()
-    models = series_styles((str(model), own.get(model)) for model in table["model"].unique())
+    colors = (
+        table.drop_duplicates("model").set_index("model").get("color", pd.Series(dtype="object")).dropna()
+    )
+    models = series_styles((str(model), colors.get(model)) for model in table["model"].unique())
     pairs = table[["model", "backend"]].drop_duplicates().itertuples(index=False)
     return series_styles((f"{pair.model}, {pair.backend}", models[str(pair.model)].color) for pair in pairs)
 
@@ -197,19 +199,19 @@ def _mark(latency: Axes, ratio: Axes, tokens: float | None, series_style: Series
 def caption(table: pd.DataFrame) -> str:
     """Name device, batch and suite, and give the crossover of each model."""
     first, ratios = table.iloc[0], speedups(table)
-    found = []
+    sentences = []
     for model in ratios:
         tokens, final = crossover_tokens(ratios[model]), ratios[model].dropna()
         if final.empty:
-            found.append(f"{model} shares no length with the dense model")
+            sentences.append(f"{model} shares no length with the dense model")
             continue
         length, gain = final.index[-1], final.iloc[-1]
         where = f"crossover at about {tokens:,.0f} tokens" if tokens else "no lasting crossover"
-        found.append(f"{model}: {where}, {gain:.2f}× as fast at {length:,.0f}")
+        sentences.append(f"{model}: {where}, {gain:.2f}× as fast at {length:,.0f}")
     dense = dense_model(sorted(table["model"].unique()))
     return (
         f"Median latency, band from low to high, on {first.device}, batch {first.batch:g} "
         f"(suite {first.suite}). "
-        f"Dense model: {dense}. {'; '.join(found)}. The speed-up takes each model's fastest backend. "
+        f"Dense model: {dense}. {'; '.join(sentences)}. The speed-up takes each model's fastest backend. "
         "Timings do not depend on seeds or training text."
     )

@@ -77,9 +77,9 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
     return grouped[list(COSTS)].mean().join(losses).sort_values("loss")
 
 
-def unmatched(found: pd.DataFrame) -> list[str]:
+def unmatched(points: pd.DataFrame) -> list[str]:
     """Return the costs in which models differ: a front over a matched one would rank what is left by rounding."""
-    lowest, highest = found[list(COSTS)].min(), found[list(COSTS)].max()
+    lowest, highest = points[list(COSTS)].min(), points[list(COSTS)].max()
     # Each may be MATCHED more or less than the model that it was matched with.
     return [cost for cost in COSTS if highest[cost] > lowest[cost] * (1 + MATCHED) / (1 - MATCHED)]
 
@@ -90,28 +90,28 @@ def draw(table: pd.DataFrame) -> Figure:
 
     A cost that all models have alike gets no front, and an axis on which it looks alike.
     """
-    found = means(table)
-    styles, differing = table_styles(table), unmatched(found)
+    points = means(table)
+    styles, differing = table_styles(table), unmatched(points)
     figure, panels = new_figure(5.2 + 0.21 * ((len(styles) + 2) // 2), rows=2)
     for axes, (cost, name) in zip(panels, COSTS.items(), strict=True):
-        _draw_models(axes, found, cost, styles)
+        _draw_models(axes, points, cost, styles)
         if cost in differing:
-            _draw_front(axes, found, cost)
+            _draw_front(axes, points, cost)
         else:
-            axes.set_xlim(0.9 * found[cost].min(), 1.1 * found[cost].max())
+            axes.set_xlim(0.9 * points[cost].min(), 1.1 * points[cost].max())
         axes.set(xlabel=name, ylabel=AXIS[table["metric"].iloc[0]])
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.06)
-    entries = [legend_entry(label, styles[label], linestyle="none") for label in found.index]
+    entries = [legend_entry(label, styles[label], linestyle="none") for label in points.index]
     if differing:
         entries.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front"))
     legend_below(figure, entries)
     return figure
 
 
-def _draw_models(axes: Axes, found: pd.DataFrame, cost: str, styles: dict[str, SeriesStyle]) -> None:
-    for label, row in found.iterrows():
+def _draw_models(axes: Axes, points: pd.DataFrame, cost: str, styles: dict[str, SeriesStyle]) -> None:
+    for label, row in points.iterrows():
         series_style = styles[label]
         axes.vlines(row[cost], row["low"], row["high"], color=series_style.color, linewidth=1.2, alpha=0.6)
         axes.plot(
@@ -125,28 +125,28 @@ def _draw_models(axes: Axes, found: pd.DataFrame, cost: str, styles: dict[str, S
         )
 
 
-def _draw_front(axes: Axes, found: pd.DataFrame, cost: str) -> None:
+def _draw_front(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     """Draw the Pareto front as a staircase: the lowest loss of the models up to each cost."""
-    front = found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost)
+    front = points.loc[pareto_front(points[[cost, "loss"]])].sort_values(cost)
     dashed = {"color": INK, "linestyle": "--", "linewidth": 1.1, "zorder": 2}
     axes.step(front[cost], front["loss"], where="post", label="_front", **dashed)
 
 
 def caption(table: pd.DataFrame) -> str:
     """Name the models on each Pareto front, and the costs that are matched and have none."""
-    found = means(table)
-    several = (found["low"] < found["high"]).any()
+    points = means(table)
+    several = (points["low"] < points["high"]).any()
     symbols = (
         "mean over seeds; thin lines: lowest to highest seed" if several else "the run's value (one seed)"
     )
     return (
-        f"Symbols: {symbols}. {_fronts_text(found)}{rates_text(table)} {provenance_text(table)} "
+        f"Symbols: {symbols}. {_fronts_text(points)}{rates_text(table)} {provenance_text(table)} "
         f"{test_set_text(table)}"
     )
 
 
-def _fronts_text(found: pd.DataFrame) -> str:
-    differing = unmatched(found)
+def _fronts_text(points: pd.DataFrame) -> str:
+    differing = unmatched(points)
     alike = listing(COSTS[cost] for cost in COSTS if cost not in differing)
     matched = f"No Pareto front over {alike}: all models are alike in that (within {MATCHED:.0%})."
     if len(differing) == len(COSTS):
@@ -155,10 +155,10 @@ def _fronts_text(found: pd.DataFrame) -> str:
         return matched
     members = [
         f"in {COSTS[cost]}: "
-        + listing(found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost).index, 40)
+        + listing(points.loc[pareto_front(points[[cost, "loss"]])].sort_values(cost).index, 40)
         for cost in differing
     ]
-    both = listing(found.index[pareto_front(found[[*COSTS, "loss"]])], 40)
+    both = listing(points.index[pareto_front(points[[*COSTS, "loss"]])], 40)
     together = f"; in all three together: {both}" if len(differing) > 1 else ""
     return (
         f"Pareto front (no model is both cheaper and better than these): {'; '.join(members)}{together}. "

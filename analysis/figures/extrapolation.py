@@ -57,15 +57,15 @@ def table(results: Results) -> pd.DataFrame:
 
 def above_trained(table: pd.DataFrame) -> pd.DataFrame:
     """Return loss minus the loss at the trained length, run by run, for the buckets from there on."""
-    found = []
+    labels = []
     for _, rows in table.dropna(subset=["run"]).groupby("run", sort=False):
         within = rows[rows["end"] <= rows["seq_len"]]
         if within.empty:
             continue
         last = within.loc[within["end"].idxmax()]
         beyond = rows[rows["start"] >= last["start"]]
-        found.append(beyond.assign(value=beyond["value"] - last["value"]))
-    return pd.concat(found, ignore_index=True) if found else table.iloc[:0]
+        labels.append(beyond.assign(value=beyond["value"] - last["value"]))
+    return pd.concat(labels, ignore_index=True) if labels else table.iloc[:0]
 
 
 def middle(rows: pd.DataFrame) -> pd.Series:

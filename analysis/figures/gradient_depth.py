@@ -88,14 +88,14 @@ def first_to_last(table: pd.DataFrame) -> pd.Series:
 
 def caption(table: pd.DataFrame) -> str:
     """Define the gradients, and give their growth from the last layer to the first."""
-    told = []
+    sentences = []
     for series, ratios in first_to_last(table).groupby("series"):
-        told.append(
+        sentences.append(
             f"{series} {', '.join(f'{ratio:.3g} ({depth} layers)' for (_, depth), ratio in ratios.items())}"
         )
     growth = (
-        f"Stream gradient before the first sub-block over that at the end: {'; '.join(told)}. "
-        if told
+        f"Stream gradient before the first sub-block over that at the end: {'; '.join(sentences)}. "
+        if sentences
         else ""
     )
     return (

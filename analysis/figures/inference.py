@@ -165,11 +165,13 @@ def _ratios(ours: pd.DataFrame) -> str:
     rows = ours[(ours["tokens"] == at) & (ours["mode"] == "decode")].dropna(subset=["ratio_transformer"])
     if rows.empty:
         return ""
-    told = [f"{row.model} {1 / row.ratio_transformer:.2f}" for row in rows.itertuples()]
-    return f"Time of a step after {at:,.0f} tokens, divided by the plain transformer's: {listing(told, 40)}. "
+    ratios = [f"{row.model} {1 / row.ratio_transformer:.2f}" for row in rows.itertuples()]
+    return (
+        f"Time of a step after {at:,.0f} tokens, divided by the plain transformer's: {listing(ratios, 40)}. "
+    )
 
 
 def _left_out(table: pd.DataFrame) -> str:
     ours = table[(table["backend"] != PEER) & table["note"].notna()]
-    told = [f"{row.model} ({row.mode}, {row.tokens:,.0f})" for row in ours.itertuples()]
-    return f"Not measured, for time or memory: {listing(told, 40)}." if told else ""
+    names = [f"{row.model} ({row.mode}, {row.tokens:,.0f})" for row in ours.itertuples()]
+    return f"Not measured, for time or memory: {listing(names, 40)}." if names else ""

@@ -61,13 +61,13 @@ def table(results: Results) -> pd.DataFrame:
     The runs are those of the selection that job=compare recorded, or without one those of the results themselves.
     Raises NoData where no model was validated at two rates.
     """
-    found = _selected(results) if len(results.selection) else _swept(results)
-    found = found[found.groupby("model")["lr"].transform("nunique") > 1]
-    if found.empty:
+    swept = _selected(results) if len(results.selection) else _swept(results)
+    swept = swept[swept.groupby("model")["lr"].transform("nunique") > 1]
+    if swept.empty:
         raise NoData(
             "no model was validated at two learning rates; job=compare does that, or optim.lr=3e-4,3e-3"
         )
-    return found.sort_values(["model", "lr", "seed"])[list(COLUMNS)].reset_index(drop=True)
+    return swept.sort_values(["model", "lr", "seed"])[list(COLUMNS)].reset_index(drop=True)
 
 
 def _selected(results: Results) -> pd.DataFrame:
@@ -98,21 +98,21 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
     Of the settings that are ``drawn``. A run without a loss leaves its rate without a mean, as when one is selected.
     """
-    found = []
+    means = []
     for (model, lr), group in drawn(table).groupby(["model", "lr"], sort=False):
         values = group["value"] if group["value"].notna().all() else group["value"].iloc[:0]
-        found.append((model, lr, *estimate(values), values.min(), values.max(), group["chosen"].any()))
+        means.append((model, lr, *estimate(values), values.min(), values.max(), group["chosen"].any()))
     names = ["model", "lr", "mean", "half_width", "seeds", "low", "high", "chosen"]
-    return pd.DataFrame(found, columns=names).sort_values(["model", "lr"], ignore_index=True)
+    return pd.DataFrame(means, columns=names).sort_values(["model", "lr"], ignore_index=True)
 
 
-def best(found: pd.DataFrame) -> pd.DataFrame:
+def best(means: pd.DataFrame) -> pd.DataFrame:
     """Return each model's chosen row of ``points``, best model first; ``edge``: at an end of the rates tried.
 
     edge is "lowest" or "highest" if no rate beyond the chosen one was tried on that side, else empty.
     """
-    rows = found[found["chosen"]].sort_values("mean", ignore_index=True)
-    rates = found.groupby("model")["lr"]
+    rows = means[means["chosen"]].sort_values("mean", ignore_index=True)
+    rates = means.groupby("model")["lr"]
     lowest, highest = (rows["model"].map(limit) == rows["lr"] for limit in (rates.min(), rates.max()))
     edge = lowest.map({True: "lowest", False: ""}).where(~highest, "highest")
     return rows.assign(edge=edge)
@@ -121,13 +121,13 @@ def best(found: pd.DataFrame) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw the mean loss against the rate, a line a model, a band and dots of its seeds, a ring at the chosen rate."""
-    found, runs = points(table), drawn(table)
+    means, runs = points(table), drawn(table)
     runs = runs[runs.groupby(["model", "lr"])["run"].transform("size") > 1]
-    winners = best(found)
+    winners = best(means)
     styles = table_styles(table, "model")
     figure, (axes,) = new_figure(3.7 + 0.21 * ((len(styles) + 1) // 2))
     for winner in winners.itertuples():
-        rows, series_style = found[found["model"] == winner.model], styles[winner.model]
+        rows, series_style = means[means["model"] == winner.model], styles[winner.model]
         axes.fill_between(
             rows["lr"], rows["low"], rows["high"], color=series_style.color, alpha=0.12, linewidth=0
         )
@@ -157,13 +157,13 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def caption(table: pd.DataFrame) -> str:
     """Name the chosen rate of every model, and the ends of the sweep beyond which a better one may lie."""
-    found = points(table)
-    winners, counts = best(found), sorted(set(found["seeds"]) - {0})
-    told = [f"{row.model} {row.lr:g} ({_loss(row, counts)})" for row in winners.itertuples()]
+    means = points(table)
+    winners, counts = best(means), sorted(set(means["seeds"]) - {0})
+    rates = [f"{row.model} {row.lr:g} ({_loss(row, counts)})" for row in winners.itertuples()]
     over = " or ".join(map(str, counts))
     lines = f"Lines: mean over {over} seeds; dots: single seeds; bands: lowest to highest seed; rings"
     what = lines if counts[-1] > 1 else "Rings"
-    text = f"{what}: the rate chosen by the loss on the validation split. Chosen: {listing(told, 40)}"
+    text = f"{what}: the rate chosen by the loss on the validation split. Chosen: {listing(rates, 40)}"
     if (winners["half_width"].notna()).any():
         text += " (±: 95 % interval over seeds, Student t)"
     for end, way in (("highest", "higher"), ("lowest", "lower")):

@@ -108,8 +108,8 @@ def _times(rows: pd.DataFrame) -> pd.Series:
     x, y = [0.0, *steps], [0.0, *seconds]
     if end.iloc[0] > x[-1]:
         x, y = [*x, end.iloc[0]], [*y, end.iloc[1]]
-    found = np.interp(rows["step"].astype("float64"), x, y)
-    return rows["seconds"].fillna(pd.Series(found, index=rows.index))
+    interpolated = np.interp(rows["step"].astype("float64"), x, y)
+    return rows["seconds"].fillna(pd.Series(interpolated, index=rows.index))
 
 
 @styled
@@ -120,23 +120,23 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
     from two thirds of the shortest model's training on. Raises NoData where no seeds of a model overlap.
     """
     styles = table_styles(table)
-    figure, (whole, zoom) = new_figure(4.9 + 0.21 * ((len(styles) + 3) // 2), rows=2, height_ratios=(1, 1))
+    figure, (full, zoom) = new_figure(4.9 + 0.21 * ((len(styles) + 3) // 2), rows=2, height_ratios=(1, 1))
     order = _by_final_loss(table)
     validation = {}
     for label in order:
         rows = table[table["label"] == label]
         training = curves_over_seeds(rows[rows["split"] == "train"], against, "loss")
-        _draw_training(whole, training, styles[label], label)
+        _draw_training(full, training, styles[label], label)
         validation[label] = curves_over_seeds(rows[rows["split"] == "validation"], against, "loss")
-        for axes in (whole, zoom):
+        for axes in (full, zoom):
             _draw_validation(axes, validation[label], styles[label], label)
     drawn = [losses for losses in validation.values() if len(losses)]
     if not drawn:
         raise NoData(f"the seeds of no model share {AXIS[against]}: validate more often (trainer.val_every)")
-    whole.set_title("whole training")
+    full.set_title("whole training")
     zoom.set_title("late training, validation only")
     _zoom(zoom, drawn)
-    for axes in (whole, zoom):
+    for axes in (full, zoom):
         axes.set_ylabel("loss (nats/token)")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     zoom.set_xlabel(AXIS[against])

@@ -49,12 +49,12 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: a row per run, layer, head and measure of `information`."""
     rows = routing_rows(results, "assignments")
     place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head", "split"]
-    found = [
+    tables = [
         {**dict(zip(place, key, strict=True)), "measure": measure, "value": value}
         for key, group in rows.groupby(place, sort=False, dropna=False)
         for measure, value in information(group["choice"], group["token"], group["count"]).items()
     ]
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(tables, columns=list(COLUMNS))
 
 
 def information(choices: pd.Series, tokens: pd.Series, counts: pd.Series) -> dict[str, float]:
@@ -121,10 +121,10 @@ def _draw(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle) -> None:
 
 def caption(table: pd.DataFrame) -> str:
     """Define the three lines, and give their means."""
-    told = []
+    sentences = []
     for series, rows in table.groupby("series", sort=False):
         mean = rows.groupby("measure")["value"].mean()
-        told.append(
+        sentences.append(
             f"{series}: {mean['token']:.3f} of at most {mean['entropy']:.3f} nats (the entropy of the choices), "
             f"by frequency alone {mean['frequency']:.3f}, shuffled {mean['shuffled']:.3f}"
         )
@@ -133,7 +133,7 @@ def caption(table: pd.DataFrame) -> str:
         f"{split_text(table)}, in nats: mean over heads "
         f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
         "down to a power of two; dotted: choices shuffled among the tokens, which shows what is due to chance. "
-        f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance_text(table)}"
+        f"Mean over layers and heads: {'; '.join(sentences)}. {_by_construction(table)}{provenance_text(table)}"
     )
 
 
@@ -144,9 +144,11 @@ def _by_construction(table: pd.DataFrame) -> str:
     )
     if first.empty:
         return ""
-    whole = np.isclose(first["token"], first["entropy"], rtol=1e-9)
+    determined = np.isclose(first["token"], first["entropy"], rtol=1e-9)
     series = [
-        name for name, all_heads in pd.Series(whole, first.index).groupby("series").all().items() if all_heads
+        name
+        for name, all_heads in pd.Series(determined, first.index).groupby("series").all().items()
+        if all_heads
     ]
     if not series:
         return ""

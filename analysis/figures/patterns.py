@@ -80,12 +80,12 @@ def draw(table: pd.DataFrame) -> Figure:
     places = [(row[2 * side], row[2 * side + 1]) for row in grid for side in range(SIDE_BY_SIDE)]
     for (left, right), mixer in zip(places, mixers, strict=False):
         first = mixer.iloc[0]
-        own = first["color"] if is_color_like(first["color"]) else INK
+        color = first["color"] if is_color_like(first["color"]) else INK
         groups = [
             series_style.color
-            for series_style in series_styles((str(group), own) for group in range(GROUPS)).values()
+            for series_style in series_styles((str(group), color) for group in range(GROUPS)).values()
         ]
-        sketch(left, path(first["mask"], first["sketch"]), own, groups)
+        sketch(left, path(first["mask"], first["sketch"]), color, groups)
         left.set_title(
             f"{first['letter']}  {first['title']}", fontsize=8.5, color=INK, fontweight="bold"
         ).set_in_layout(False)
@@ -120,14 +120,14 @@ def _shade(color: str, strength: float) -> np.ndarray:
 def caption(table: pd.DataFrame) -> str:
     """Explain the drawing and say that it is schematic, not measured."""
     masks = set(table["mask"])
-    told = [text for mask, text in _READ.items() if mask in masks]
+    sentences = [text for mask, text in _READ.items() if mask in masks]
     seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]
     first = pd.DataFrame({"seed": seeds, "training_set": table["training_set"].iloc[0]})
     return (
         f"Schematic, drawn for {TOKENS} tokens, not measured. Left: a token's way through the mixer; output "
         "projections, norms and output gates are left out; ↻ is carried from token to token. "
         "Right: which keys a query may read: coloured, "
-        f"and paler where their weight fades; grey: earlier, but out of reach. {' '.join(told)} "
+        f"and paler where their weight fades; grey: earlier, but out of reach. {' '.join(sentences)} "
         f"The mixers are those of these runs: {provenance_text(first)}"
     )
 

@@ -75,13 +75,13 @@ def table(results: Results) -> pd.DataFrame:
             f"no model was tested at {SIZES_FOR_A_LINE} sizes or more: "
             "python run.py --multirun +experiment=scaling data=wikitext103"
         )
-    found = exponents(rows).drop(columns=["sizes", "n"])
-    return rows.merge(found, on="series").sort_values(["series", *COSTS, "seed"], ignore_index=True)
+    fits = exponents(rows).drop(columns=["sizes", "n"])
+    return rows.merge(fits, on="series").sort_values(["series", *COSTS, "seed"], ignore_index=True)
 
 
 def exponents(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row per series: line_COST and floor_COST with _low and _high, sizes, n (runs); NaN where unknown."""
-    found = []
+    fits = []
     for series, group in rows.groupby("series"):
         row = {"series": series, "sizes": group["parameters_non_embedding"].nunique(), "n": len(group)}
         for cost in COSTS:
@@ -92,8 +92,8 @@ def exponents(rows: pd.DataFrame) -> pd.DataFrame:
                     f"{name}_{cost}_low": fitted.low,
                     f"{name}_{cost}_high": fitted.high,
                 }
-        found.append(row)
-    return pd.DataFrame(found)
+        fits.append(row)
+    return pd.DataFrame(fits)
 
 
 @styled
@@ -124,15 +124,15 @@ def _draw_series(axes: Axes, rows: pd.DataFrame, cost: str, style: SeriesStyle) 
 
 def caption(table: pd.DataFrame) -> str:
     """Name each model's exponents with their intervals, and say what so many sizes can tell."""
-    found = exponents(table).sort_values("line_training_flops", ascending=False)
-    told = [
+    fits = exponents(table).sort_values("line_training_flops", ascending=False)
+    sentences = [
         f"{row.series} {_interval(row, 'line_parameters_non_embedding')} and {_interval(row, 'line_training_flops')}"
-        for row in found.itertuples()
+        for row in fits.itertuples()
     ]
     return (
         "Points: runs; lines: L = A·N^−α, straight in these logarithmic axes. α against parameters beside the "
-        f"embedding and against training compute, with 95 % intervals of the least-squares slope: {'; '.join(told)}. "
-        f"{_floors(found)}{rates_text(table)} {provenance_text(table)} {test_set_text(table)}"
+        f"embedding and against training compute, with 95 % intervals of the least-squares slope: "
+        f"{'; '.join(sentences)}. {_floors(fits)}{rates_text(table)} {provenance_text(table)} {test_set_text(table)}"
     )
 
 
@@ -141,13 +141,15 @@ def _interval(row: object, name: str) -> str:
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _floors(found: pd.DataFrame) -> str:
+def _floors(fits: pd.DataFrame) -> str:
     """Say what is known of an irreducible loss: nothing with three sizes, an exponent and its interval with more."""
-    known = found[found["sizes"] >= SIZES_FOR_A_FLOOR]
+    known = fits[fits["sizes"] >= SIZES_FOR_A_FLOOR]
     if known.empty:
         return (
             "An irreducible loss E in L = E + A·N^−α cannot be told from three sizes: without it α is too low wherever "
             "there is one, and these lines do not extrapolate."
         )
-    told = [f"{row.series} {_interval(row, 'floor_parameters_non_embedding')}" for row in known.itertuples()]
-    return f"With an irreducible loss, L = E + A·N^−α, against parameters: {'; '.join(told)}."
+    floors = [
+        f"{row.series} {_interval(row, 'floor_parameters_non_embedding')}" for row in known.itertuples()
+    ]
+    return f"With an irreducible loss, L = E + A·N^−α, against parameters: {'; '.join(floors)}."

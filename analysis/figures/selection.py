@@ -121,11 +121,11 @@ def _draw_mass(axes: Axes, rows: pd.DataFrame, by: str, styles: dict[str, Series
 
 def caption(table: pd.DataFrame) -> str:
     """State each model's number of keys, their distance, and their share of dense attention, as of random keys."""
-    whole = select_axis(table, SUMMARY)
-    means = whole.groupby(["label", "measure"])["value"].mean().unstack()
-    told = "; ".join(_mean_text(label, row) for label, row in means.iterrows())
+    axis = select_axis(table, SUMMARY)
+    means = axis.groupby(["label", "measure"])["value"].mean().unstack()
+    sentences = "; ".join(_mean_text(label, row) for label, row in means.iterrows())
     return (
-        f"Means over heads and layers ({band_text(table)}). Over all positions: {told}. "
+        f"Means over heads and layers ({band_text(table)}). Over all positions: {sentences}. "
         "Dense attention is what the block would do with every key; only blocks that learn to find it show it. "
         f"{absent_text(table, 'No selection')}{provenance_text(table)}"
     )

@@ -91,10 +91,10 @@ def _draw(axes: Axes, values: pd.DataFrame, color: str) -> None:
 
 def caption(table: pd.DataFrame) -> str:
     """Define the spectra, and give their ranges."""
-    told = []
+    sentences = []
     for (series, depth), rows in table.groupby(["series", "depth"]):
         each, product = (spectrum(rows[rows["measure"] == name]) for name in PANELS)
-        told.append(
+        sentences.append(
             f"{series}, {depth} layers: {each.min(axis=None):.3g} to {each.max(axis=None):.3g} a sub-block, "
             f"{product.iloc[-1].min():.3g} to {product.iloc[-1].max():.3g} the whole product"
         )
@@ -102,5 +102,5 @@ def caption(table: pd.DataFrame) -> str:
         "Singular values of the mixing matrix of each sub-block (2·layer, + 1 for the channel mixer) and of the "
         "product from the first up to it, mean over tokens and seeds; strong lines: the largest and the smallest; "
         f"dotted: 1. Below {ROUNDING:g} is rounding. "
-        f"{'; '.join(told)}. {provenance_text(table)}"
+        f"{'; '.join(sentences)}. {provenance_text(table)}"
     )

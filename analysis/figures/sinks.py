@@ -64,10 +64,10 @@ def table(results: Results) -> pd.DataFrame:
 def _gates(results: Results) -> dict[str, str]:
     """ "output", "value" or "output and value" by label, of those that have such gates."""
     rows = results.table("measures")
-    found = {gate: set(rows.loc[rows["measure"] == f"{gate}_gate_mean", "label"]) for gate in GATES}
+    labels = {gate: set(rows.loc[rows["measure"] == f"{gate}_gate_mean", "label"]) for gate in GATES}
     return {
-        label: " and ".join(gate for gate in GATES if label in found[gate])
-        for label in set().union(*found.values())
+        label: " and ".join(gate for gate in GATES if label in labels[gate])
+        for label in set().union(*labels.values())
     }
 
 
@@ -79,17 +79,17 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(1 + rows, ACROSS, height_ratios=[2.3] + [1] * rows)
-    whole = figure.add_subplot(grid[0, :])
-    whole.set(xlabel="layer (from 0)", ylabel="share of attention\non the first token")
-    whole.set_title("all models, mean over heads")
+    top = figure.add_subplot(grid[0, :])
+    top.set(xlabel="layer (from 0)", ylabel="share of attention\non the first token")
+    top.set_title("all models, mean over heads")
     single = [
-        figure.add_subplot(grid[1 + n // ACROSS, n % ACROSS], sharex=whole, sharey=whole)
+        figure.add_subplot(grid[1 + n // ACROSS, n % ACROSS], sharex=top, sharey=top)
         for n in range(len(labels))
     ]
     for place, (axes, label) in enumerate(zip(single, labels, strict=True)):
         mine = table[table["label"] == label]
         _draw_heads(axes, mine, styles[label])
-        for each in (whole, axes):
+        for each in (top, axes):
             draw_line(each, over_seeds(mine, "layer"), styles[label], label)
             _draw_uniform(each, mine)
         axes.set_title(_title(label, mine["gates"].iloc[0]), fontsize=8)
@@ -100,7 +100,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_xlabel("layer", fontsize=8)
         if place % ACROSS == 0:
             axes.set_ylabel("share", fontsize=8)
-    _scale(whole)
+    _scale(top)
     return figure
 
 
@@ -144,8 +144,8 @@ def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     means = means.reset_index()
     means["times"] = means["value"] / means["uniform"]
     highest = means.groupby(["label", "run"])["times"].max().groupby("label")
-    found = means.loc[means.groupby("label")["times"].idxmax()].set_index("label")
-    return found.assign(runs=highest.size(), sinks=highest.agg(lambda times: (times >= SINK).sum()))
+    top = means.loc[means.groupby("label")["times"].idxmax()].set_index("label")
+    return top.assign(runs=highest.size(), sinks=highest.agg(lambda times: (times >= SINK).sum()))
 
 
 def _verdict(table: pd.DataFrame) -> str:

@@ -49,10 +49,10 @@ def draw(table: pd.DataFrame) -> Figure:
     shades = colormaps[SHADES](np.linspace(0.15, 1, len(layers)))
     shade = dict(zip(layers, shades, strict=True))
     for label, (axes,) in zip(labels, grid, strict=True):
-        found = residuals(table[table["label"] == label])
-        for layer in found:
+        curve = residuals(table[table["label"] == label])
+        for layer in curve:
             axes.plot(
-                found.index, found[layer], color=shade[int(layer)], linewidth=1.5, label=f"layer {layer}"
+                curve.index, curve[layer], color=shade[int(layer)], linewidth=1.5, label=f"layer {layer}"
             )
         axes.set(yscale="log", ylabel="relative residual")
         axes.set_title(label)
@@ -66,14 +66,14 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def caption(table: pd.DataFrame) -> str:
     """Define the residual, and give its largest value after the last step."""
-    told = []
+    sentences = []
     for label, rows in table.groupby("label", sort=False):
-        found = residuals(rows)
-        worst = found.iloc[-1].max()
-        told.append(
-            f"{label}: at most {worst:.2g} after {found.index[-1]} steps (layer {found.iloc[-1].idxmax()})"
+        curve = residuals(rows)
+        worst = curve.iloc[-1].max()
+        sentences.append(
+            f"{label}: at most {worst:.2g} after {curve.index[-1]} steps (layer {curve.iloc[-1].idxmax()})"
         )
     return (
         "‖q − (H + Λ)x‖ / ‖q‖ after so many steps, mean over tokens, heads and seeds; 0 steps: the start value. "
-        f"{'; '.join(told)}. {provenance_text(table)}"
+        f"{'; '.join(sentences)}. {provenance_text(table)}"
     )

@@ -55,8 +55,8 @@ def table(results: Results) -> pd.DataFrame:
 
 def states(table: pd.DataFrame) -> pd.DataFrame:
     """Return bytes by model (the index, the smallest at the longest text first) and length (the columns)."""
-    found = table.groupby("model")[list(STATES)].mean().sort_values([*STATES[::-1]])
-    return found.set_axis(LENGTHS, axis=1)
+    means = table.groupby("model")[list(STATES)].mean().sort_values([*STATES[::-1]])
+    return means.set_axis(LENGTHS, axis=1)
 
 
 def crossing(state: pd.Series, dense: pd.Series) -> float | None:
@@ -78,32 +78,32 @@ def crossing(state: pd.Series, dense: pd.Series) -> float | None:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw decode state of one sequence against T (log-log) above, peak memory of training below."""
-    found = states(table)
+    means = states(table)
     styles = table_styles(table, "model")
     measured = [
-        model for model in found.index if table.loc[table["model"] == model, "peak_memory_bytes"].any()
+        model for model in means.index if table.loc[table["model"] == model, "peak_memory_bytes"].any()
     ]
     height = 0.5 + 0.24 * len(measured)
     figure, (above, *below) = new_figure(
         3.9 + height, rows=2 if measured else 1, height_ratios=(3, height)[: 1 + bool(measured)]
     )
-    _draw_states(above, found, styles)
+    _draw_states(above, means, styles)
     for axes in below:
         _draw_memory(axes, table, measured, styles)
-    if set(measured) != set(found.index):
-        legend_below(figure, [legend_entry(model, styles[model]) for model in found.index])
+    if set(measured) != set(means.index):
+        legend_below(figure, [legend_entry(model, styles[model]) for model in means.index])
     return figure
 
 
-def _draw_states(axes: Axes, found: pd.DataFrame, styles: dict[str, SeriesStyle]) -> None:
+def _draw_states(axes: Axes, means: pd.DataFrame, styles: dict[str, SeriesStyle]) -> None:
     between = np.geomspace(LENGTHS[0], LENGTHS[-1], 65)
-    dense = next((model for model in found.index if is_dense(model)), None)
-    for model, state in found.iterrows():
+    dense = next((model for model in means.index if is_dense(model)), None)
+    for model, state in means.iterrows():
         series_style = styles[model]
         line = {"color": series_style.color, "linestyle": series_style.linestyle, "label": "_between"}
         axes.plot(between, np.interp(between, LENGTHS, state), **line)
         axes.plot(LENGTHS, state, series_style.marker, color=series_style.color, label=model)
-        tokens = crossing(state, found.loc[dense]) if dense not in (None, model) else None
+        tokens = crossing(state, means.loc[dense]) if dense not in (None, model) else None
         if tokens and tokens > LENGTHS[0]:
             axes.plot(
                 tokens, np.interp(tokens, LENGTHS, state), "o", label="_crossing", **_ring(series_style)
@@ -133,9 +133,9 @@ def _draw_memory(axes: Axes, table: pd.DataFrame, models: list[str], styles: dic
 
 def caption(table: pd.DataFrame) -> str:
     """Give the lengths where states fall below the dense model's, and explain the memory."""
-    found = states(table)
-    dense = next((model for model in found.index if is_dense(model)), None)
-    told = f"{_crossings(found, dense)} " if dense else ""
+    means = states(table)
+    dense = next((model for model in means.index if is_dense(model)), None)
+    sentence = f"{_crossings(means, dense)} " if dense else ""
     machines = listing(table["machine"].dropna().unique())
     memory = (
         f"Peak memory: of the whole training process on {machines} (of the GPU where there is one); symbols: the "
@@ -145,12 +145,12 @@ def caption(table: pd.DataFrame) -> str:
     )
     return (
         "Decode state of one sequence in the weights' type, computed from the built model at the lengths marked, "
-        f"linear in T between them. {told}{memory}{provenance_text(table)}"
+        f"linear in T between them. {sentence}{memory}{provenance_text(table)}"
     )
 
 
-def _crossings(found: pd.DataFrame, dense: str) -> str:
-    tokens = {model: crossing(state, found.loc[dense]) for model, state in found.iterrows() if model != dense}
+def _crossings(means: pd.DataFrame, dense: str) -> str:
+    tokens = {model: crossing(state, means.loc[dense]) for model, state in means.iterrows() if model != dense}
     smaller = [model for model, start in tokens.items() if start == LENGTHS[0]]
     later = [
         f"{model} from about {start:,.0f} tokens on"
@@ -158,7 +158,7 @@ def _crossings(found: pd.DataFrame, dense: str) -> str:
         if start and model not in smaller
     ]
     never = [model for model, start in tokens.items() if start is None]
-    parts = [f"{dense} needs {bytes_text(found.loc[dense, LENGTHS[-1]])} at 131,072"]
+    parts = [f"{dense} needs {bytes_text(means.loc[dense, LENGTHS[-1]])} at 131,072"]
     parts += [f"less than that at all three lengths: {listing(smaller, 40)}"] if smaller else []
     parts += [f"less later (ringed): {listing(later, 40)}"] if later else []
     parts += [f"never less: {listing(never, 40)}"] if never else []

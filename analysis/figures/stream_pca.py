@@ -90,11 +90,11 @@ def caption(table: pd.DataFrame) -> str:
     last = table[
         (table["place"] == PLACES[-1]) & (table["rank"] == 1) & (table["measure"] == "stream_energy")
     ]
-    told = [
+    sentences = [
         f"{series} {100 * share:.1f} %" for series, share in last.groupby("series")["value"].mean().items()
     ]
     return (
         "Streams x in R^n of all tokens and channels, rebuilt from their r leading principal directions (uncentred): "
         f"share of Σ‖x‖² kept, and √(1 − share), which is 0 with all n; {band_text(table)}. Each scheme at its "
-        f"greatest depth. In one direction before the head: {', '.join(told)}. {provenance_text(table)}"
+        f"greatest depth. In one direction before the head: {', '.join(sentences)}. {provenance_text(table)}"
     )

@@ -42,21 +42,21 @@ def table(results: Results) -> pd.DataFrame:
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
     """Return by model and task: mean accuracy, half_width of its 95 % interval, n (seeds), rank_best."""
-    found = [
+    panels = [
         (*key, *estimate(rows["accuracy"]), rows["rank_best"].iloc[0])
         for key, rows in table.groupby(["model", "task"])
     ]
     names = ["model", "task", "mean", "half_width", "n", "rank_best"]
-    return pd.DataFrame(found, columns=names).set_index(["model", "task"])
+    return pd.DataFrame(panels, columns=names).set_index(["model", "task"])
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a cell for each model and task: white at its floor, black where all is right; bold: the first places."""
-    found, models = cells(table), model_order(table)
+    accuracies, models = cells(table), model_order(table)
     levels = levels_by_task(table)
     shade = np.full((len(models), len(levels)), np.nan)
-    for (model, task), cell in found.iterrows():
+    for (model, task), cell in accuracies.iterrows():
         floor = max(levels[task].values())
         above = (cell["mean"] - floor) / (1 - floor) if floor < 1 else 0.0
         shade[models.index(model), list(levels).index(task)] = np.clip(above, 0, 1)
@@ -69,7 +69,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.spines[:].set_visible(False)
     for row, column in zip(*np.nonzero(np.isnan(shade)), strict=True):
         axes.text(column, row, MISSING, ha="center", va="center")
-    for (model, task), cell in found.iterrows():
+    for (model, task), cell in accuracies.iterrows():
         _write(axes, list(levels).index(task), models.index(model), cell, shade)
     return figure
 

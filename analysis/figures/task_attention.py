@@ -65,7 +65,7 @@ def _draw_model(axes: Axes, rows: pd.DataFrame, style: SeriesStyle, model: str) 
 def caption(table: pd.DataFrame) -> str:
     """Explain the share, name the strongest head of each model and task, seeds and tasks."""
     best = table.loc[table.groupby(["task", "model"])["value"].idxmax()]
-    told = [
+    sentences = [
         f"{row.model} on {row.task} {row.value:.2f} (layer {row.layer}, head {row.head}, seed {row.seed})"
         for row in best.itertuples()
     ]
@@ -74,6 +74,6 @@ def caption(table: pd.DataFrame) -> str:
         "Share of a question's attention on earlier places that hold the token to answer, over questions whose answer "
         "was seen. A head that copies the answer has 1; where answers are computed rather than copied (parity, "
         "products) the share says nothing. Lines: the best head of each layer, mean over seeds, bands: lowest to "
-        f"highest seed; dots: {dots}; dashed: attention to all places alike. Strongest heads: {listing(told, 20)}. "
-        f"Mixers without attention weights have none. {tasks_text(table)}"
+        f"highest seed; dots: {dots}; dashed: attention to all places alike. Strongest heads: "
+        f"{listing(sentences, 20)}. Mixers without attention weights have none. {tasks_text(table)}"
     )

@@ -56,8 +56,8 @@ def table(results: Results) -> pd.DataFrame:
     rows = rows.rename(columns={"value": "difficulty"}).merge(runs[wanted], on=["experiment", "run"])
     if rows.empty:
         raise NoData("no run was scored on its test split; add test to evaluate.splits")
-    found = pd.concat([_bucketed(group) for _, group in rows.groupby("task")], ignore_index=True)
-    return found[list(COLUMNS)]
+    buckets = pd.concat([_bucketed(group) for _, group in rows.groupby("task")], ignore_index=True)
+    return buckets[list(COLUMNS)]
 
 
 def _bucketed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -69,14 +69,14 @@ def _bucketed(rows: pd.DataFrame) -> pd.DataFrame:
     weighted = (rows["difficulty"] * rows["answers"]).groupby(rows["bucket"]).sum()
     middle = weighted / rows.groupby("bucket")["answers"].sum()
     keys = [name for name in COLUMNS if name in rows and name not in ("difficulty", "answers", "right")]
-    found = rows.groupby([*keys, "bucket"], sort=False, dropna=False).agg(
+    means = rows.groupby([*keys, "bucket"], sort=False, dropna=False).agg(
         first=("difficulty", "min"),
         last=("difficulty", "max"),
         answers=("answers", "sum"),
         right=("right", "sum"),
     )
-    found = found.reset_index()
-    return found.assign(difficulty=found["bucket"].map(middle), value=found["right"] / found["answers"])
+    means = means.reset_index()
+    return means.assign(difficulty=means["bucket"].map(middle), value=means["right"] / means["answers"])
 
 
 @styled

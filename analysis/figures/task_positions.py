@@ -48,8 +48,8 @@ def table(results: Results) -> pd.DataFrame:
     rows = rows.merge(runs[wanted], on=["experiment", "run"])
     if rows.empty:
         raise NoData("no run was scored on its test split; add test to evaluate.splits")
-    found = _bucketed(rows.assign(guessing=-np.log(rows["chance"])))
-    several = found[found.groupby("task")["end"].transform("nunique") > 1]
+    buckets = _bucketed(rows.assign(guessing=-np.log(rows["chance"])))
+    several = buckets[buckets.groupby("task")["end"].transform("nunique") > 1]
     if several.empty:
         raise NoData(f"no task asks both within its first {FIRST} tokens and later")
     return several[list(COLUMNS)].reset_index(drop=True)

@@ -61,8 +61,8 @@ def table(results: Results) -> pd.DataFrame:
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row per task and model: series, state_bytes, mean accuracy, half_width of its interval, n (seeds)."""
     keys = ["task", "series", "model", "state_bytes"]
-    found = [(*key, *estimate(rows["accuracy"])) for key, rows in table.groupby(keys)]
-    return pd.DataFrame(found, columns=[*keys, "mean", "half_width", "n"]).sort_values(
+    means = [(*key, *estimate(rows["accuracy"])) for key, rows in table.groupby(keys)]
+    return pd.DataFrame(means, columns=[*keys, "mean", "half_width", "n"]).sort_values(
         keys, ignore_index=True
     )
 
@@ -70,10 +70,10 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a point for each model with its interval, a line through the sizes of an architecture; a panel a task."""
-    styles, found = table_styles(table, "series"), points(table)
+    styles, means = table_styles(table, "series"), points(table)
     figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
     for task, axes in places.items():
-        drawn = found[(found["task"] == task) & (found["state_bytes"] > 0)]
+        drawn = means[(means["task"] == task) & (means["state_bytes"] > 0)]
         for series, rows in drawn.groupby("series"):
             _draw_series(axes, rows.sort_values(["state_bytes", "mean"]), styles[series], series)
         _state_axis(axes, drawn["state_bytes"])
@@ -103,17 +103,17 @@ def _draw_series(axes: Axes, rows: pd.DataFrame, style: SeriesStyle, series: str
 
 def caption(table: pd.DataFrame) -> str:
     """Describe points and lines, name architectures without a state, seeds and tasks."""
-    found = points(table)
+    means = points(table)
     lengths = table.groupby("task")["seq_len"].first()
-    told = listing((f"{task} {length:,}" for task, length in lengths.items()), 20)
-    ends = found.loc[found["state_bytes"] > 0, "state_bytes"]
+    names = listing((f"{task} {length:,}" for task, length in lengths.items()), 20)
+    ends = means.loc[means["state_bytes"] > 0, "state_bytes"]
     span = f" ({bytes_text(ends.min())} to {bytes_text(ends.max())})" if len(ends) else ""
-    stateless = found.loc[found["state_bytes"] == 0, "series"].unique()
+    stateless = means.loc[means["state_bytes"] == 0, "series"].unique()
     without = f" Without a state, and not drawn: {listing(stateless)}." if len(stateless) else ""
-    several = "mean over seeds with its 95 % interval (Student t)" if found["n"].max() > 1 else "one seed"
+    several = "mean over seeds with its 95 % interval (Student t)" if means["n"].max() > 1 else "one seed"
     return (
         "Share of right answers on the test split against the bytes that decoding keeps of one sequence at the task's "
-        f"length, counted from the built model{span}; lengths: {told}. Points: {several}; lines join sizes of one "
+        f"length, counted from the built model{span}; lengths: {names}. Points: {several}; lines join sizes of one "
         f"architecture, which may differ in more than their state.{without} {chance_text(table)}{rates_text(table)} "
         f"{tasks_text(table)}"
     )

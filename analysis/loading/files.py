@@ -364,7 +364,7 @@ class Source:
         return frame[rows >= 0], rows[rows >= 0]
 
 
-def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str) -> Iterator[Source]:
+def sources(runs: pd.DataFrame, exported: dict[Key, Path], run_file: str, shared: str) -> Iterator[Source]:
     """Yield the files to read: ``own`` in the folders of runs, ``shared`` in the folders of exports."""
     exports: dict[Path, dict[Key, int]] = {}
     for row, run in enumerate(runs.itertuples(index=False)):
@@ -372,17 +372,17 @@ def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str
         if key in exported:
             exports.setdefault(exported[key], {})[key] = row
         else:
-            yield Source(Path(run.folder), own, {key: row}, "/".join(key), shared=False)
+            yield Source(Path(run.folder), run_file, {key: row}, "/".join(key), shared=False)
     for folder, rows in exports.items():
         yield Source(folder, shared, rows, str(folder), shared=True)
 
 
 def gather(
-    runs: pd.DataFrame, found: Iterator[Source], read: Callable[[Source], pd.DataFrame]
+    runs: pd.DataFrame, files: Iterator[Source], read: Callable[[Source], pd.DataFrame]
 ) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
     """Read all rows, in the order of the runs; returns them, the row of ``runs`` of each, and the problems met."""
     frames, rows, problems = [], [], []
-    for source in found:
+    for source in files:
         try:
             frame, owners = source.share(pictured_cells(read(source)))
         except UNREADABLE as error:
@@ -435,10 +435,10 @@ def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if set(needed) & set(missing):
         raise Broken(f"{EXPORTED_RUNS} has no column {', '.join(missing)}")
     problems = [f"{folder}: {EXPORTED_RUNS} lacks {', '.join(missing)}"] if missing else []
-    whole = typed[needed].notna().all(axis=1)
-    if not whole.all():
-        lost = f"{(~whole).sum()} of {len(typed)} rows without {', '.join(needed[:-1])} or {needed[-1]}"
+    complete = typed[needed].notna().all(axis=1)
+    if not complete.all():
+        lost = f"{(~complete).sum()} of {len(typed)} rows without {', '.join(needed[:-1])} or {needed[-1]}"
         problems.append(f"{folder}: {EXPORTED_RUNS}: {lost} were left out")
-        typed = typed[whole]
+        typed = typed[complete]
     rows = typed.astype("object").where(typed.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows], problems

@@ -88,9 +88,9 @@ def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """
     runs = sweeps_as_models(runs)
     scores = runs.groupby(["sweep", "setting"])[SELECTING if SELECTING in runs else "validation_loss"]
-    found = scores.agg(["mean", "count"]).dropna()
-    most = found.groupby("sweep")["count"].transform("max")
-    best = found.loc[found["count"] == most, "mean"].groupby("sweep").idxmin().str[1]
+    means = scores.agg(["mean", "count"]).dropna()
+    most = means.groupby("sweep")["count"].transform("max")
+    best = means.loc[means["count"] == most, "mean"].groupby("sweep").idxmin().str[1]
     rates = runs.groupby("sweep")["lr"]
     outer = (runs["lr"] == rates.transform("min")) | (runs["lr"] == rates.transform("max"))
     runs = runs.assign(edge=outer & (rates.transform("nunique") > 1))
@@ -160,11 +160,13 @@ def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
     last = rows.groupby(["experiment", "run"])["step"].transform("max")
     rows = rows[(rows["step"] == last).fillna(True)]
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    found = rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
+    measured = rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
     short = short_names(results.runs["name"]).groupby(results.runs["run"]).first()
-    found = found.assign(name=found["run"].map(short))
-    absent = results.runs[~results.runs["label"].isin(found["label"])].drop_duplicates("label")
-    joined = pd.concat([found, absent[["label", "color"]].reindex(columns=COLUMNS).astype(found.dtypes)])
+    measured = measured.assign(name=measured["run"].map(short))
+    absent = results.runs[~results.runs["label"].isin(measured["label"])].drop_duplicates("label")
+    joined = pd.concat(
+        [measured, absent[["label", "color"]].reindex(columns=COLUMNS).astype(measured.dtypes)]
+    )
     return joined.reset_index(drop=True)
 
 
@@ -230,9 +232,9 @@ def sentence_routes(results: Results, longest: int) -> pd.DataFrame:
 
 def spaced_layers(rows: pd.DataFrame, most: int) -> pd.DataFrame:
     """Select the rows of the first layer, the last and evenly spaced ones between, `most` in all."""
-    found = sorted(rows["layer"].unique())
-    places = np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)
-    return rows[rows["layer"].isin([found[place] for place in places])]
+    layers = sorted(rows["layer"].unique())
+    places = np.linspace(0, len(layers) - 1, min(most, len(layers))).round().astype(int)
+    return rows[rows["layer"].isin([layers[place] for place in places])]
 
 
 def most_informative_heads(rows: pd.DataFrame) -> pd.DataFrame:
@@ -244,8 +246,8 @@ def most_informative_heads(rows: pd.DataFrame) -> pd.DataFrame:
     tokens = rows.groupby(["layer", "head"])["position"].transform("nunique")
     spread = rows.assign(p=rows["probability"] / tokens, h=_entropy(rows["probability"]) / tokens)
     sums = spread.groupby(["layer", "head", "choice"])[["p", "h"]].sum()
-    told = (_entropy(sums["p"]) - sums["h"]).groupby(["layer", "head"]).sum()
-    best = pd.MultiIndex.from_tuples(told.groupby("layer").idxmax(), names=["layer", "head"])
+    information = (_entropy(sums["p"]) - sums["h"]).groupby(["layer", "head"]).sum()
+    best = pd.MultiIndex.from_tuples(information.groupby("layer").idxmax(), names=["layer", "head"])
     return rows[pd.MultiIndex.from_frame(rows[["layer", "head"]]).isin(best)]
 
 

@@ -71,14 +71,14 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
             incomplete.append(f"{source.title}: {path.name}: no column {', '.join(missing)}")
         return raw
 
-    found = list(sources(runs, exported, "metrics.csv", EXPORTED_METRICS))
+    files = list(sources(runs, exported, "metrics.csv", EXPORTED_METRICS))
     texts: dict[Path, tuple[bytes, bool]] = {}
-    for source in found:
+    for source in files:
         with contextlib.suppress(OSError):  # which `gather` tells
             if not source.shared:
                 texts[source.path] = _whole_lines(source.own())
     known = _read_together({path: text for path, (text, _) in texts.items()})
-    raw, owners, unread = gather(runs, iter(found), read)
+    raw, owners, unread = gather(runs, iter(files), read)
     frame, unreadable = _clean(raw)
     problems = [
         f"{run.experiment}/{run.run}: metrics.csv: {count} cells are not numbers and were left empty"
@@ -98,19 +98,19 @@ def _read_together(texts: dict[Path, bytes]) -> dict[Path, pd.DataFrame]:
         head, _, rows = text.partition(b"\n")
         if rows and not any(odd in text for odd in (b'"', b"\r", b"\0", b"\n\n")):
             alike.setdefault(head, []).append(path)
-    found: dict[Path, pd.DataFrame] = {}
+    frames: dict[Path, pd.DataFrame] = {}
     for head, paths in alike.items():
         counts = [texts[path].count(b"\n") - 1 for path in paths]
-        whole = b"\n".join([head, b"".join(texts[path].partition(b"\n")[2] for path in paths)])
+        joined = b"\n".join([head, b"".join(texts[path].partition(b"\n")[2] for path in paths)])
         try:
-            frame = pd.read_csv(BytesIO(whole), low_memory=False)
+            frame = pd.read_csv(BytesIO(joined), low_memory=False)
         except ValueError:  # one of them is told of where it is read alone
             continue
         numbers = frame.drop(columns="split", errors="ignore").dtypes
         if len(frame) == sum(counts) and all(kind in ("int64", "float64") for kind in numbers):
             ends = np.cumsum(counts)
-            found |= {path: frame[end - n : end] for path, n, end in zip(paths, counts, ends, strict=True)}
-    return found
+            frames |= {path: frame[end - n : end] for path, n, end in zip(paths, counts, ends, strict=True)}
+    return frames
 
 
 def _whole_lines(path: Path) -> tuple[bytes, bool]:
@@ -134,7 +134,7 @@ def _short(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> list[
 
 def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the recorded and auxiliary columns, and for each row the number of cells that are no numbers."""
-    whole = {column.name for column in _RECORDED if column.dtype == "Int64"}
+    integers = {column.name for column in _RECORDED if column.dtype == "Int64"}
     data, unreadable = {}, np.zeros(len(raw), dtype=int)
     for name in [c.name for c in _RECORDED] + sorted(n for n in raw.columns if n.startswith(AUX_PREFIX)):
         values = raw[name] if name in raw else pd.Series(None, index=raw.index, dtype="object")
@@ -144,7 +144,7 @@ def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
         numbers = _numbers(values)
         # 2**63 and above is no Int64
         data[name] = (
-            numbers.where((numbers % 1 == 0) & (numbers.abs() < 2.0**63)) if name in whole else numbers
+            numbers.where((numbers % 1 == 0) & (numbers.abs() < 2.0**63)) if name in integers else numbers
         )
         unreadable += (data[name].isna() & values.notna()).to_numpy(dtype=int, na_value=0)
     return pd.DataFrame(data), unreadable
@@ -229,16 +229,16 @@ def none() -> pd.DataFrame:
 
 def caveats(selection: pd.DataFrame) -> list[str]:
     """Caveats about selected settings: best rates at an end of those tried, runs that diverged."""
-    found, chosen = [], selection[selection["chosen"]]
+    notes, chosen = [], selection[selection["chosen"]]
     on = chosen["task"].str.partition(" (")[0] if len(chosen) else ""
     chosen = chosen.assign(model=(chosen["model"] + " on " + on).where(chosen["task"] != "", chosen["model"]))
     for end, way in (("lowest", "lower"), ("highest", "higher")):
         models = chosen.loc[chosen["edge"] == end, "model"].unique()
         if len(models):
-            found.append(
+            notes.append(
                 f"the {end} learning rate tried was selected for {', '.join(models)}: a {way} one may be better."
             )
-    return found
+    return notes
 
 
 # Scores by document, by answer and by length, in documents.csv, answers.csv and lengths.csv of a run's folder, and of
@@ -311,12 +311,12 @@ def read_split_table(
     runs, exported: as in `Results`. Columns: experiment, run, name, label, seed, and those of the table.
     """
     table = SPLIT_TABLES[name]
-    found = (
+    files = (
         source
         for source in sources(runs, exported, f"{name}.csv", f"{name}.parquet")
         if os.path.lexists(source.path)
     )
-    frame, owners, problems = gather(runs, found, partial(_read, table=table))
+    frame, owners, problems = gather(runs, files, partial(_read, table=table))
     columns = [*METRIC_KEYS, *table.types]
     return keyed(runs, owners, frame.reindex(columns=list(table.types))).reindex(columns=columns), problems
 
@@ -369,10 +369,10 @@ def _options(text: str) -> dict[str, str]:
 
 def _differing(options: dict[str, str], every: list[dict[str, str]]) -> str:
     """Those options in which one differs from the others: "pairs 4"."""
-    told = [
+    differences = [
         f"{key} {value}" for key, value in options.items() if any(other.get(key) != value for other in every)
     ]
-    return ", ".join(told)
+    return ", ".join(differences)
 
 
 def architectures(runs: pd.DataFrame) -> pd.Series:

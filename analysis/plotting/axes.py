@@ -282,9 +282,9 @@ def model_panels(
     styles = table_styles(table, "model")
     figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2), upwards, level)
     for (task, model), rows in table.groupby(["task", "model"]):
-        found = curve(rows)
-        if len(found):
-            draw_line(places[task], found, styles[model], model, markevery=max(1, len(found) // 8))
+        known = curve(rows)
+        if len(known):
+            draw_line(places[task], known, styles[model], model, markevery=max(1, len(known) // 8))
     legend_below(figure, legend_entries(styles))
     return figure, places
 
@@ -293,11 +293,11 @@ def chance_text(table: pd.DataFrame) -> str:
     """Explain the levels of tasks with their numbers: chance, dashed, and those of DASHES that get more."""
     known = levels_by_task(table)
     chances = _levels_text({task: levels["chance"] for task, levels in known.items()})
-    told = [f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."]
+    sentences = [f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."]
     for word, (_, meaning) in DASHES.items():
-        found = {task: levels[word] for task, levels in known.items() if word in levels}
-        told += [f"{meaning} ({_levels_text(found)})."] * bool(found)
-    return " ".join(told)
+        chances_by_task = {task: levels[word] for task, levels in known.items() if word in levels}
+        sentences += [f"{meaning} ({_levels_text(chances_by_task)})."] * bool(chances_by_task)
+    return " ".join(sentences)
 
 
 def _levels_text(levels: Mapping[str, float]) -> str:

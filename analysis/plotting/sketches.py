@@ -73,11 +73,11 @@ def _score(t: int, s: int) -> float:
 
 def blocks(t: int, s: int) -> Cell:
     """Return a block-sparse mask: summaries of earlier blocks, three whole blocks, the last WINDOW tokens."""
-    block, own = s // BLOCK, t // BLOCK
+    block, query_block = s // BLOCK, t // BLOCK
     if t - s < WINDOW:
         return 1.0, RECENT
-    chosen = (5 * t // BLOCK + 2) % max(1, own - 1)
-    return (1.0, CHOSEN) if block in (0, own, chosen) else (1.0, SUMMARY)
+    chosen = (5 * t // BLOCK + 2) % max(1, query_block - 1)
+    return (1.0, CHOSEN) if block in (0, query_block, chosen) else (1.0, SUMMARY)
 
 
 def nothing(t: int, s: int) -> Cell:
@@ -174,19 +174,19 @@ ARROW = {
 }
 
 
-def path(mask: str, own: object = None) -> tuple[tuple[Box, ...], ...]:
+def path(mask: str, diagonal: object = None) -> tuple[tuple[Box, ...], ...]:
     """Return the rows of boxes of a block: from its own sketch, else from its mask.
 
     own: JSON or the parsed list, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
     of [text, group], the group None for the mixer's own colour; anything else is ignored.
     """
     try:
-        rows = json.loads(own) if isinstance(own, str) else own
-        found = tuple(tuple(_box(box) for box in row) for row in rows)
+        rows = json.loads(diagonal) if isinstance(diagonal, str) else diagonal
+        boxes = tuple(tuple(_box(box) for box in row) for row in rows)
     except (TypeError, ValueError):
-        found = ()
-    whole = len(found) > 1 and all(found)
-    return found if whole else PATHS.get(mask, PATHS["none"])
+        boxes = ()
+    complete = len(boxes) > 1 and all(boxes)
+    return boxes if complete else PATHS.get(mask, PATHS["none"])
 
 
 def _box(box: object) -> Box:
@@ -220,11 +220,11 @@ def _centres(boxes: tuple[Box, ...]) -> list[tuple[float, float]]:
     widths = [max(0.13, LETTER * len(box.text) + 0.03) for box in boxes]
     scale = min(1.0, (1 - GAP * (len(boxes) + 1)) / sum(widths))
     widths = [width * scale for width in widths]
-    left, found = (1 - sum(widths) - GAP * (len(boxes) - 1)) / 2, []
+    left, centres = (1 - sum(widths) - GAP * (len(boxes) - 1)) / 2, []
     for width in widths:
-        found.append((left + width / 2, width))
+        centres.append((left + width / 2, width))
         left += width + GAP
-    return found
+    return centres
 
 
 def _draw_box(axes: Axes, box: Box, centre: Place, width: float, color: str) -> None:

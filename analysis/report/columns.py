@@ -97,16 +97,16 @@ def _runs(results: Results) -> pd.DataFrame:
 def _balance(quality: pd.DataFrame, loads: pd.DataFrame) -> pd.DataFrame:
     values = loads[loads["measure"] == "imbalance"].groupby(["label", "run"])["value"].mean()
     means = [(label, *estimate(group)[:2]) for label, group in values.groupby("label")]
-    found = pd.DataFrame(means, columns=["label", "imbalance", "imbalance_ci"])
-    table = quality[["label", *_SCORES]].merge(found, on="label")
+    frame = pd.DataFrame(means, columns=["label", "imbalance", "imbalance_ci"])
+    table = quality[["label", *_SCORES]].merge(frame, on="label")
     table = table.sort_values(["imbalance", "test_loss"], ignore_index=True)
     return table.assign(notes=[_notes(row, table) for row in table.itertuples()])
 
 
 def _notes(row: tuple, table: pd.DataFrame) -> str:
     best = {"balance": "imbalance", "test loss": "test_loss"}
-    found = [what for what, column in best.items() if getattr(row, column) == table[column].min()]
-    return f"best {listing(found)}" if found else ""
+    notes = [what for what, column in best.items() if getattr(row, column) == table[column].min()]
+    return f"best {listing(notes)}" if notes else ""
 
 
 # Columns of the comparison and of the table of runs.
@@ -360,13 +360,15 @@ HARNESS = (
 
 def harness(results: Results) -> pd.DataFrame:
     """Return scores on tasks of the lm-evaluation-harness, means over seeds with their intervals; empty without any."""
-    found = results.table("lm_eval")
-    if found.empty:
+    scores = results.table("lm_eval")
+    if scores.empty:
         return pd.DataFrame()
-    plain = found["filter"].eq("none")
-    found = found.assign(metric=found["metric"].where(plain, found["metric"] + " (" + found["filter"] + ")"))
+    plain = scores["filter"].eq("none")
+    scores = scores.assign(
+        metric=scores["metric"].where(plain, scores["metric"] + " (" + scores["filter"] + ")")
+    )
     rows = []
-    for (label, task, metric), cells in found.groupby(["label", "task", "metric"], sort=False):
+    for (label, task, metric), cells in scores.groupby(["label", "task", "metric"], sort=False):
         value, error = estimate(cells["value"]), estimate(cells["stderr"])
         counted = {"samples": int(cells["samples"].max()), "seeds": cells["run"].nunique()}
         values = {"value": value.mean, "value_ci": value.half_width, "stderr": error.mean}
@@ -456,12 +458,12 @@ def _means(table: pd.DataFrame) -> pd.DataFrame:
     """A row per model and task, in the order of the models."""
     names = ["model", "task", *LEVELS, "rank_best", "rank_worst", "baseline", "difference"]
     names += ["difference_ci", "shown", "why", "training_set"]
-    found = []
+    means = []
     for _, rows in table.groupby(["model", "task"], sort=False):
         mean, half_width, n = estimate(rows["accuracy"])
         scores = {"accuracy": mean, "accuracy_ci": half_width, "n_seeds": n}
-        found.append({**rows[names].iloc[0].to_dict(), **scores})
-    return pd.DataFrame(found)
+        means.append({**rows[names].iloc[0].to_dict(), **scores})
+    return pd.DataFrame(means)
 
 
 def _row(model: str, color: str, cells: pd.DataFrame, tasks: list[str]) -> dict[str, Any]:
@@ -483,8 +485,8 @@ def _cell(cell: tuple) -> str:
 def _beside(cells: pd.DataFrame) -> str:
     """On how many tasks a model is better, worse or neither: "better on 1, not shown to differ on 2"."""
     counts = cells["shown"].value_counts()
-    told = [f"{words} {counts[shown]}" for shown, words in _COUNTED.items() if shown in counts]
-    return ", ".join(told) or BASELINE
+    counted = [f"{words} {counts[shown]}" for shown, words in _COUNTED.items() if shown in counts]
+    return ", ".join(counted) or BASELINE
 
 
 def _field(place: int, task: str, levels: str) -> Field:

@@ -41,12 +41,12 @@ from analysis.verdict_page.findings import (
 
 def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
     """Return a sentence for every limitation of this verdict; runs: those trained for it, if any."""
-    found = []
+    limits = []
     if runs is not None and len(runs):
         sizes = listing(whole(value) for value in sorted(runs["parameters_non_embedding"].unique()))
         contexts = listing(whole(value) for value in sorted(runs["seq_len"].unique()))
         budgets = listing(engineering(value) for value in sorted(runs["tokens"].unique()))
-        found = [
+        limits = [
             f"Larger models: these have {sizes} parameters beside the embedding.",
             f"Longer training: each run saw {budgets} tokens; more may change the order.",
             f"Longer contexts: trained with {contexts} tokens.",
@@ -54,17 +54,17 @@ def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
             "differently, which acts like other seeds: a difference may appear or disappear.",
         ]
         if runs["chance"].isna().all():
-            found.append("Recall, state tracking and other abilities: the models were trained on text only.")
+            limits.append("Recall, state tracking and other abilities: the models were trained on text only.")
     if not tables.speeds.empty:
         lengths = listing(whole(value) for value in sorted(tables.speeds["tokens"].unique()))
         machines = listing(tables.speeds["machine"].unique())
-        found.append(
+        limits.append(
             f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}, in one process; another process "
             "may give speeds some per cent outside these intervals."
         )
         if (tables.speeds["device"] == "cpu").all():
-            found.append("Speed on a GPU: unmeasured.")
-    return [*found, "Other options: the block ran with its default options."]
+            limits.append("Speed on a GPU: unmeasured.")
+    return [*limits, "Other options: the block ran with its default options."]
 
 
 # The page.

@@ -1,4 +1,4 @@
-"""The source documents' claims, one file a group of claims; every file here is found by itself.
+"""The source documents' claims, one file a group of claims; every file here is evidence by itself.
 
 A module has CLAIMS (`analysis.evidence.ledger.entries.Claim`): each with the claim in a sentence, its documents, the
 value that they give, the rule in words, and ``judge(evidence)``, which yields numbers with what the claim needs of

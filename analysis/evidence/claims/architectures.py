@@ -23,12 +23,12 @@ TRACKED = {"path_flip_flop": "the flip-flop language", "path_tracking": "swaps o
 SHEET = "sheet of architectures"
 
 
-def inference(found: Evidence, model: str, mode: str, tokens: int) -> pd.Series:
+def inference(evidence: Evidence, model: str, mode: str, tokens: int) -> pd.Series:
     """The row of inference.csv of a model's own decoding or prefill at batch 1.
 
     Raises Missing, with the command that measures it, where there is not one such row.
     """
-    table = found.table("inference.csv", INFERENCE_COMMAND)
+    table = evidence.table("inference.csv", INFERENCE_COMMAND)
     chosen = (table["model"] == model) & (table["mode"] == mode) & (table["tokens"] == tokens)
     rows = table[chosen & (table["batch"] == 1) & (table["backend"] != "transformers")]
     if len(rows) != 1:
@@ -38,21 +38,21 @@ def inference(found: Evidence, model: str, mode: str, tokens: int) -> pd.Series:
     return rows.iloc[0]
 
 
-def faster(found: Evidence, model: str, mode: str, tokens: int, needed: Needed | None) -> Check:
+def faster(evidence: Evidence, model: str, mode: str, tokens: int, needed: Needed | None) -> Check:
     """The transformer's time over a model's, with its interval."""
-    row, columns = inference(found, model, mode, tokens), ("", "_low", "_high")
+    row, columns = inference(evidence, model, mode, tokens), ("", "_low", "_high")
     names = tuple(f"ratio_transformer{each}" for each in columns)
     name = f"transformer's time over {model}'s, {mode} of {tokens:,} tokens"
     return row_check(name, row, names, needed, "inference.csv", unit="times", timed=True)
 
 
-def latents(found: Evidence) -> Iterator[Part]:
+def latents(evidence: Evidence) -> Iterator[Part]:
     """Equality of the two forms; the share of the cache at DeepSeek-V2's sizes, and beside it at ours."""
     needed = {
         "absorbed against expanded": at_most(ROUNDING),
         "cache saved at DeepSeek-V2's sizes": at_least(0.93),
     }
-    for check in found.checks(17, needed):
+    for check in evidence.checks(17, needed):
         yield check
         if check.name == "cache saved at reference size":
             yield Remark(
@@ -62,7 +62,7 @@ def latents(found: Evidence) -> Iterator[Part]:
             )
 
 
-def kda(found: Evidence) -> Iterator[Part]:
+def kda(evidence: Evidence) -> Iterator[Part]:
     """Bytes and time that do not grow, two forms that agree, and an order that is seen without positions."""
     needed = {
         "state after 128K tokens over 1K, kda_pure": about(1.0, 0.0),
@@ -70,54 +70,54 @@ def kda(found: Evidence) -> Iterator[Part]:
         "change of the last output when two earlier tokens swap places, KDA": at_least(0.01),
         "change of the last output when two earlier tokens swap places, attention": at_most(ROUNDING),
     }
-    yield from found.checks(18, needed)
+    yield from evidence.checks(18, needed)
     columns = ("ratio_shortest", "ratio_shortest_low", "ratio_shortest_high")
-    row = inference(found, "kda_pure", "decode", 8192)
+    row = inference(evidence, "kda_pure", "decode", 8192)
     name = "time of a step after 256 tokens over one after 8,192"
     yield row_check(name, row, columns, about(1.0, 0.2), "inference.csv", unit="times", timed=True)
 
 
-def lfm2(found: Evidence) -> Iterator[Part]:
+def lfm2(evidence: Evidence) -> Iterator[Part]:
     """The layout, and times of prefill and decoding at three lengths."""
-    yield from found.checks(19, {"share of layers": Needed(0.6, 0.7)})
+    yield from evidence.checks(19, {"share of layers": Needed(0.6, 0.7)})
     for mode in ("prefill", "decode"):
         for tokens in (256, 1024, 2048):
-            yield faster(found, "lfm2", mode, tokens, at_least(1.0))
+            yield faster(evidence, "lfm2", mode, tokens, at_least(1.0))
 
 
-def states(found: Evidence) -> Iterator[Part]:
+def states(evidence: Evidence) -> Iterator[Part]:
     """Yield what both can hold by construction, and what one trained layer of PaTH tracks beyond rotary positions."""
-    yield from found.checks(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
+    yield from evidence.checks(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
     for config, task in TRACKED.items():
-        for part in ahead(study_of(found, config), "path_fox no forget_gate", "transformer"):
+        for part in ahead(study_of(evidence, config), "path_fox no forget_gate", "transformer"):
             yield replace(part, name=f"{part.name}, {task}") if isinstance(part, Check) else part
 
 
-def mesa(found: Evidence) -> Iterator[Part]:
+def mesa(evidence: Evidence) -> Iterator[Part]:
     """The gradient of the objective at the readout, the solver's error, regression in context."""
     needed = {
         "gradient of the ridge objective": at_most(1e-12),
         "30 steps of conjugate gradients": at_most(1e-9),
         "error of in-context regression": at_most(1.0),
     }
-    yield from found.checks(21, needed)
+    yield from evidence.checks(21, needed)
 
 
-def memories(found: Evidence) -> Iterator[Part]:
+def memories(evidence: Evidence) -> Iterator[Part]:
     """Yield that unnamed memories stay as they are, and errors of reading beside those of one memory."""
     needed = {
         "largest change of a memory that no token names": about(0.0),
         "error of reading 64 pairs": at_most(LESS),
     }
-    yield from found.checks(22, needed)
+    yield from evidence.checks(22, needed)
 
 
-def branches(found: Evidence) -> Iterator[Part]:
+def branches(evidence: Evidence) -> Iterator[Part]:
     """Yield NSA's exact properties, and its decoding speed on a CPU, which decides nothing of a claim about GPUs."""
     needed = {"largest change before": at_most(ROUNDING), "all blocks selected": at_most(ROUNDING)}
-    yield from found.checks(23, needed)
+    yield from evidence.checks(23, needed)
     for tokens in (1024, 2048):
-        yield faster(found, "nsa", "decode", tokens, None)
+        yield faster(evidence, "nsa", "decode", tokens, None)
     yield Lack(GPU, "its speed is one of kernels at 8K to 64K tokens on a GPU", "python run.py job=gpu")
 
 

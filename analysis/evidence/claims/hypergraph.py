@@ -32,25 +32,25 @@ RATES_COMMAND = (
 )
 
 
-def parameters(found: Evidence) -> Iterator[Part]:
+def parameters(evidence: Evidence) -> Iterator[Part]:
     """Yield the check that both models have exactly the parameters that the report gives."""
     needed = {
         "parameters, transformer": Needed(DENSE, DENSE),
         "parameters, hypergraph": Needed(SPARSE, SPARSE),
     }
-    yield from found.checks(24, needed)
+    yield from evidence.checks(24, needed)
 
 
-def pairs(found: Evidence) -> Iterator[Part]:
+def pairs(evidence: Evidence) -> Iterator[Part]:
     """Yield how many times fewer pairs of query and key timelines have: balanced, trained, in a whole model."""
-    for check in found.checks(25, {"pairs of full attention": about(6.0, 0.01)}):
+    for check in evidence.checks(25, {"pairs of full attention": about(6.0, 0.01)}):
         yield check
         if check.name.startswith("most that 8 sparse layers"):
             yield Remark(
                 f"of fourteen layers eight are sparse: of all attention they save at most {check.value:.2f} times",
                 check,
             )
-    study = found.study("routing", ROUTING_COMMAND)
+    study = evidence.study("routing", ROUTING_COMMAND)
     rows = study.table("measures")
     rows = rows[(rows["measure"] == "load") & (rows["label"] == "hypergraph")]
     squares = rows.assign(square=rows["value"] ** 2).groupby(["seed", "layer", "head"])["square"].sum()
@@ -58,10 +58,10 @@ def pairs(found: Evidence) -> Iterator[Part]:
     yield seeds_check("pairs of full attention over a trained layer's, 1/Σf²", saved, None, study, "times")
 
 
-def crossover(found: Evidence) -> Iterator[Part]:
+def crossover(evidence: Evidence) -> Iterator[Part]:
     """Yield checks of the speed-ups claimed against what the FLOPs saved allow; latencies are left to a GPU."""
     needed = {f"FLOP ceiling at {length}": at_least(value) for length, value in SPEEDUPS.items()}
-    for check in found.checks(26, needed):
+    for check in evidence.checks(26, needed):
         yield check
         if check.name.endswith("16K"):
             share = (1 - 1 / SPEEDUPS["16K"]) / (1 - 1 / check.value)
@@ -73,10 +73,10 @@ def crossover(found: Evidence) -> Iterator[Part]:
     yield Lack(GPU, "latencies of the whole model from 512 to 32K tokens", "python run.py job=gpu")
 
 
-def quality(found: Evidence) -> Iterator[Part]:
+def quality(evidence: Evidence) -> Iterator[Part]:
     """Yield the difference of test losses at small size, each model at its best rate; the claimed size is lacking."""
     yield Lack(TRAINING, "perplexities are of 137.7M parameters and some 100 M tokens", LAYOUTS_COMMAND)
-    study = found.study("comparison", RATES_COMMAND)
+    study = evidence.study("comparison", RATES_COMMAND)
     runs = study.runs
     losses = {
         name: runs[runs["label"] == name].set_index("seed")["test_loss"]
@@ -94,10 +94,10 @@ def quality(found: Evidence) -> Iterator[Part]:
     yield Check("the same in the report, 137.7M", claimed, claimed, claimed, "nats/token", source=REPORT)
 
 
-def balance(found: Evidence) -> Iterator[Part]:
+def balance(evidence: Evidence) -> Iterator[Part]:
     """Yield the largest load over the mean load (1: balanced) with the balance loss and without it."""
     yield Lack(TRAINING, "one seed, a million tokens, d = 64", ROUTING_COMMAND)
-    study = found.study("routing", ROUTING_COMMAND)
+    study = evidence.study("routing", ROUTING_COMMAND)
     rows = study.table("measures")
     rows = rows[rows["measure"] == "imbalance"]
     for label, need in (("hypergraph", Needed(1.0, 1.25)), ("hypergraph aux_weight=0", at_least(1.5))):
@@ -105,13 +105,13 @@ def balance(found: Evidence) -> Iterator[Part]:
         yield seeds_check(f"largest load over the mean load, {label}", values, need, study, "times")
 
 
-def meaning(found: Evidence) -> Iterator[Part]:
+def meaning(evidence: Evidence) -> Iterator[Part]:
     """Yield the mutual information of choice and token, in nats, as means of a seed over layers and heads.
 
     Beside it stand that of shuffled choices, which is the estimate's bias, and that of choice and the token's
     frequency; and, of layer 0, the share of the choice's entropy that the token explains.
     """
-    study = only(found.study("routing", ROUTING_COMMAND), "label", "hypergraph")
+    study = only(evidence.study("routing", ROUTING_COMMAND), "label", "hypergraph")
     rows = mutual_information.table(study)
     means = {
         name: rows[rows["measure"] == name].groupby("seed")["value"].mean()

@@ -44,10 +44,10 @@ LENGTHS_COMMAND = (
 )
 
 
-def sinks(found: Evidence) -> Iterator[Part]:
+def sinks(evidence: Evidence) -> Iterator[Part]:
     """Yield whether the model without gates has a sink at all, and then whether gates take it away."""
     gate = None
-    for check in found.checks(10):
+    for check in evidence.checks(10):
         if check.name == "largest output gate":
             gate = check
         yield check
@@ -56,7 +56,7 @@ def sinks(found: Evidence) -> Iterator[Part]:
         f"weight 1, above the largest gate of {gate.value:.2f}; a gate on the output bounds no attention weight",
         gate,
     )
-    study = found.study("sinks", SINKS_COMMAND)
+    study = evidence.study("sinks", SINKS_COMMAND)
     rows = summary_rows(study, "first_token_mass")
     shares = {label: each.groupby("run")["value"].mean() for label, each in rows.groupby("label")}
     for label, values in shares.items():
@@ -71,12 +71,12 @@ def sinks(found: Evidence) -> Iterator[Part]:
         yield Lack(TRAINING, "the model without gates has no sink that gates could take away", SINKS_COMMAND)
 
 
-def speed(found: Evidence) -> Iterator[Part]:
+def speed(evidence: Evidence) -> Iterator[Part]:
     """Yield checks of the speed-ups claimed against what the FLOPs saved allow, the indexer's own FLOPs included."""
     needed = {
         f"FLOP ceiling with 256 keys a query, {size}": at_least(value) for size, value in SPEEDUPS.items()
     }
-    for check in found.checks(11, needed):
+    for check in evidence.checks(11, needed):
         yield check
         if check.needed is not None and check.name.endswith("@ 128K"):
             size = check.name.split()[-3]
@@ -87,9 +87,9 @@ def speed(found: Evidence) -> Iterator[Part]:
             )
 
 
-def memory(found: Evidence) -> Iterator[Part]:
+def memory(evidence: Evidence) -> Iterator[Part]:
     """Yield two counts of bytes, which decide nothing: the document names neither the memory nor the baseline."""
-    yield from found.checks(12)
+    yield from evidence.checks(12)
     scores = 2 * 32 * 131_072**2 / 1e9
     yield Remark(
         "the document does not say which memory it means, nor whether the attention that it compares with keeps its "
@@ -99,13 +99,13 @@ def memory(found: Evidence) -> Iterator[Part]:
     yield Lack(GPU, "peak memory of a layer and of a whole model", "python run.py job=bench suite=models")
 
 
-def traffic(found: Evidence) -> Iterator[Part]:
+def traffic(evidence: Evidence) -> Iterator[Part]:
     """Yield the saving by the document's own formulas; what ours save against our own definitions is shown.
 
     C is taken as large; the third and fourth formula hold the length, which the document does not give.
     """
     n, k, length, width = 4, 2048, 131_072, 4096
-    own = {
+    ours = {
         "coefficients": (1 - n / (3 * n), about(0.66)),
         "pre, post and res mapping, n = 4": (1 - (2 * n + 1) / (6 * n + 1), about(0.70)),
         "indexer, k = 2,048 of 128K, C = 4,096": (1 - (3 * width + k) / (3 * width + length), None),
@@ -113,7 +113,7 @@ def traffic(found: Evidence) -> Iterator[Part]:
     }
     formulas = [
         Check(f"saved by the document's formula: {name}", saved, saved, saved, "share", need)
-        for name, (saved, need) in own.items()
+        for name, (saved, need) in ours.items()
     ]
     yield from formulas
     yield Remark(
@@ -121,7 +121,7 @@ def traffic(found: Evidence) -> Iterator[Part]:
         f"{formulas[1].value:.0%} are saved, not 70 %",
         formulas[1],
     )
-    table = found.table("traffic.csv", TRAFFIC_COMMAND)
+    table = evidence.table("traffic.csv", TRAFFIC_COMMAND)
     table = table[(table["tokens"] == 2048) & (table["mode"] == "forward") & table["claimed"].notna()]
     for row in table.itertuples():
         saved = float(row.saved)
@@ -131,15 +131,15 @@ def traffic(found: Evidence) -> Iterator[Part]:
     yield Lack(GPU, "the bytes of the document's own kernels and of its naive ones, by a profiler")
 
 
-def recomputation(found: Evidence) -> Iterator[Part]:
+def recomputation(evidence: Evidence) -> Iterator[Part]:
     """Yield the check of the best number of layers in a block; FLOPs, bytes and a CPU's time are shown."""
-    yield from found.checks(14, {"vectors stored with the formula's block": at_most(0.01)})
+    yield from evidence.checks(14, {"vectors stored with the formula's block": at_most(0.01)})
     yield Lack(GPU, "15 % is of a step's time with fused kernels", RECOMPUTE_COMMAND)
 
 
-def sharding(found: Evidence) -> Iterator[Part]:
+def sharding(evidence: Evidence) -> Iterator[Part]:
     """Yield checks of the bytes on each GPU in sharded training, from the bytes that a parameter takes."""
-    for check in found.checks(15, {"ZeRO-3: weights": at_most(20.0), "ZeRO-2": about(30.0)}):
+    for check in evidence.checks(15, {"ZeRO-3: weights": at_most(20.0), "ZeRO-2": about(30.0)}):
         yield check
         if check.name.startswith("DDP"):
             yield Remark(
@@ -151,10 +151,10 @@ def sharding(found: Evidence) -> Iterator[Part]:
     )
 
 
-def stability(found: Evidence) -> Iterator[Part]:
+def stability(evidence: Evidence) -> Iterator[Part]:
     """Yield what too high a rate and eight times the trained length cost OrthGSA, beside the plain transformer."""
     yield Lack(TRAINING, "small models, half a million and a million tokens", LENGTHS_COMMAND)
-    ablation = found.study("ablation", ABLATION_COMMAND)
+    ablation = evidence.study("ablation", ABLATION_COMMAND)
     lost = {name: _at_high_rate(ablation, name) for name in ("transformer", "gsa G*12 ohc")}
     for name, values in lost.items():
         yield seeds_check(
@@ -172,7 +172,7 @@ def stability(found: Evidence) -> Iterator[Part]:
         ablation,
         "nats/token",
     )
-    yield from _beyond_length(found.study("extrapolation_seeds", LENGTHS_COMMAND))
+    yield from _beyond_length(evidence.study("extrapolation_seeds", LENGTHS_COMMAND))
 
 
 def _at_high_rate(ablation: Results, name: str) -> pd.Series:

@@ -37,10 +37,10 @@ STEPS_COMMAND = (
 CLAIMED_GAIN, CLAIMED_ROTATION = 1.6, 1.0
 
 
-def composite_gain(found: Evidence) -> Iterator[Part]:
+def composite_gain(evidence: Evidence) -> Iterator[Part]:
     """Yield the composite gains Amax and σ_max of random and of trained products of H_res, each with its like."""
     needed = {"σ_max of mHC": about(CLAIMED_GAIN), "σ_max of orthogonal": about(CLAIMED_ROTATION)}
-    for check in found.checks(4, needed):
+    for check in evidence.checks(4, needed):
         yield check
         if check.name.startswith("Amax of orthogonal"):
             yield Remark(
@@ -48,7 +48,7 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
                 f"{check.high:.2f}, by σ_max mHC has 1 too",
                 check,
             )
-    study = found.study(DEEP, DEEP_COMMAND)
+    study = evidence.study(DEEP, DEEP_COMMAND)
     amax, sigma = (at_best_rate(study, f"composite_{name}") for name in ("amax", "sigma_max"))
     for scheme in ("hc", "mhc", "ohc"):
         values = after_last_layer(amax[amax["residual"] == scheme])
@@ -57,13 +57,13 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
     yield seeds_check("σ_max of trained mhc, 24 layers", values, about(CLAIMED_GAIN), study)
 
 
-def low_rank(found: Evidence) -> Iterator[Part]:
+def low_rank(evidence: Evidence) -> Iterator[Part]:
     """Yield checks of streams of rank 1: energy in the first direction of trained streams, its error, and bytes."""
     needed = {
         "streams of rank 1: bytes between layers": at_most(1.2),
         "mHC: bytes of the KV cache": about(4.0),
     }
-    for check in found.checks(6, needed):
+    for check in evidence.checks(6, needed):
         yield check
         if check.name.startswith("mHC: bytes of the KV"):
             yield Remark(
@@ -72,7 +72,7 @@ def low_rank(found: Evidence) -> Iterator[Part]:
                 "H_pre, n×n, a layer would read n vectors, which none does",
                 check,
             )
-    study = found.study(DEEP, DEEP_COMMAND)
+    study = evidence.study(DEEP, DEEP_COMMAND)
     energy, error = (at_best_rate(study, f"stream_{name}", "rank") for name in ("energy", "error"))
     energy, error = (
         rows[(rows["residual"] == "shc") & (rows["end"] == 1)].groupby("run")["value"]
@@ -85,12 +85,12 @@ def low_rank(found: Evidence) -> Iterator[Part]:
     yield seeds_check("relative error of rank 1, mean of layers", error.mean(), None, study)
 
 
-def explosion(found: Evidence) -> Iterator[Part]:
+def explosion(evidence: Evidence) -> Iterator[Part]:
     """Yield the growth of gradients over depth where H_res is a rotation for every input x."""
     needed = {
         f"gradient, first over last streams, {depth} layers, no cap": at_most(100) for depth in (6, 12, 24)
     }
-    for check in found.checks(7, needed):
+    for check in evidence.checks(7, needed):
         yield check
         if check.name.startswith("log10 of the document's bound"):
             yield Remark(
@@ -98,14 +98,14 @@ def explosion(found: Evidence) -> Iterator[Part]:
                 f"2√n and ‖∇F‖ = 1 it is 10^{check.value:.0f} at 48 layers; and it leaves out that H_res depends on x",
                 check,
             )
-    study = found.study("residuals", TENFOLD_COMMAND)
+    study = evidence.study("residuals", TENFOLD_COMMAND)
     ratios = at_best_rate(study, "stream_gradient")
     for depth in (12, 24):
         chosen = ratios[(ratios["residual"] == "ohc") & (ratios["depth"] == depth)]
         name = f"gradient, first over last, trained ohc, coefficients at ten times the rate, {depth} layers"
         yield seeds_check(name, gradient_ratio(chosen), None, study, "times")
-    yield from _trained_gradients(found.study(MEDIUM, MEDIUM_COMMAND), 12)
-    yield from _trained_gradients(found.study(DEEP, DEEP_COMMAND), 24)
+    yield from _trained_gradients(evidence.study(MEDIUM, MEDIUM_COMMAND), 12)
+    yield from _trained_gradients(evidence.study(DEEP, DEEP_COMMAND), 24)
 
 
 def _trained_gradients(study: Results, depth: int) -> Iterator[Check]:
@@ -117,9 +117,9 @@ def _trained_gradients(study: Results, depth: int) -> Iterator[Check]:
         yield seeds_check(name, gradient_ratio(chosen), None, study, "times")
 
 
-def initialisation(found: Evidence) -> Iterator[Part]:
+def initialisation(evidence: Evidence) -> Iterator[Part]:
     """Yield how far the document's initialisation and ours are from the plain residual."""
-    yield from found.checks(8, {"relative difference from the plain residual": at_most(1e-5)})
+    yield from evidence.checks(8, {"relative difference from the plain residual": at_most(1e-5)})
     read, write = (1 / (1 + math.exp(-b)) for b in (0.25, 1.0))
     gains = Check(
         "Σ H_pre·H_post of the document's biases, four streams",
@@ -133,10 +133,10 @@ def initialisation(found: Evidence) -> Iterator[Part]:
     )
 
 
-def overhead(found: Evidence) -> Iterator[Part]:
+def overhead(evidence: Evidence) -> Iterator[Part]:
     """Yield the time of training steps with streams over those without, on a CPU; the claimed GPU time is lacking."""
-    yield from found.checks(9)
-    steps = found.table("steps.csv", STEPS_COMMAND)
+    yield from evidence.checks(9)
+    steps = evidence.table("steps.csv", STEPS_COMMAND)
     for _, row in steps[steps["model"] == "shc"].iterrows():
         row = row.copy()
         row["ratio"], row["ratio_low"], row["ratio_high"] = 1 / row[

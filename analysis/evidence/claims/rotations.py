@@ -10,18 +10,18 @@ from analysis.evidence.ledger.rules import Remark, about, at_least, at_most
 FP64, FP32 = 1e-12, 1e-5
 
 
-def cayley(found: Evidence) -> Iterator[Part]:
+def cayley(evidence: Evidence) -> Iterator[Part]:
     """Yield checks of the Cayley transform: that it gives rotations, its free parameters, its gradient's formula."""
     names = ("QᵀQ = I", "det Q = 1", "singular values = 1", "Cayley(0) = I")
     needed = {f"error of {name}, float64": at_most(FP64) for name in names}
     needed |= {f"error of {name}, float32": at_most(FP32) for name in names}
     needed |= {"free numbers less n(n−1)/2": about(0.0), "error of the gradient's formula": at_most(FP64)}
-    yield from found.checks(1, needed)
+    yield from evidence.checks(1, needed)
 
 
-def neumann(found: Evidence) -> Iterator[Part]:
+def neumann(evidence: Evidence) -> Iterator[Part]:
     """Yield how the truncated Neumann series' error falls with its terms where the document's condition holds."""
-    for check in found.checks(2, {"error of ‖QᵀQ − I‖ = ‖A‖^(2K+2)": at_most(FP64)}):
+    for check in evidence.checks(2, {"error of ‖QᵀQ − I‖ = ‖A‖^(2K+2)": at_most(FP64)}):
         yield check
         if check.name.startswith("smallest even K"):
             yield Remark(
@@ -31,14 +31,14 @@ def neumann(found: Evidence) -> Iterator[Part]:
             )
 
 
-def against_sinkhorn(found: Evidence) -> Iterator[Part]:
+def against_sinkhorn(evidence: Evidence) -> Iterator[Part]:
     """Yield the time of Sinkhorn over that of both forms of Cayley, timed in turns."""
-    yield from found.checks(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
+    yield from evidence.checks(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
 
 
-def mixtures(found: Evidence) -> Iterator[Part]:
+def mixtures(evidence: Evidence) -> Iterator[Part]:
     """Yield checks that mixtures of rotations, and products of these, have σ_max ≤ 1; σ_min beside, unjudged."""
-    yield from found.checks(5, {"σ_max": at_most(FP64)})
+    yield from evidence.checks(5, {"σ_max": at_most(FP64)})
 
 
 CLAIMS = (

@@ -119,8 +119,8 @@ def accuracy(study: Results, model: str) -> Check:
 
 def accuracy_at(study: Results, model: str, tokens: int) -> Check:
     """Return the accuracy of a model on sequences of so many tokens, as `accuracy`. Raises Missing."""
-    found = accuracy(at_length(study, tokens), model)
-    return replace(found, name=f"{found.name} at {tokens} tokens")
+    mean = accuracy(at_length(study, tokens), model)
+    return replace(mean, name=f"{mean.name} at {tokens} tokens")
 
 
 def of_model(study: Results, model: str) -> pd.DataFrame:

@@ -61,12 +61,12 @@ class Judged:
 def known_headlines() -> list[Headline]:
     """Return every headline, by number. Raises ValueError where two share one."""
     files = [
-        import_module(f"{papers.__name__}.{found.name}") for found in pkgutil.iter_modules(papers.__path__)
+        import_module(f"{papers.__name__}.{module.name}") for module in pkgutil.iter_modules(papers.__path__)
     ]
-    found = sorted((one for file in files for one in file.HEADLINES), key=lambda one: one.number)
-    if len({one.number for one in found}) < len(found):
+    module = sorted((one for file in files for one in file.HEADLINES), key=lambda one: one.number)
+    if len({one.number for one in module}) < len(module):
         raise ValueError("two headlines share a number")
-    return found
+    return module
 
 
 def judge_all(places: Sequence[Path]) -> list[Judged]:

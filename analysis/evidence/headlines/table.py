@@ -58,9 +58,9 @@ FIELDS = tuple(
 )
 
 
-def rows(found: Sequence[Judged]) -> list[Row]:
+def rows(entries: Sequence[Judged]) -> list[Row]:
     """Return a row a headline, with the number that decided."""
-    return [_row(judged) for judged in found]
+    return [_row(judged) for judged in entries]
 
 
 def _row(judged: Judged) -> Row:
@@ -90,28 +90,28 @@ def minutes(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.1f}"
 
 
-def counted(found: Sequence[Judged]) -> str:
+def counted(entries: Sequence[Judged]) -> str:
     """Return how many headlines have which verdict, in words."""
-    verdicts = [judged.verdict for judged in found]
+    verdicts = [judged.verdict for judged in entries]
     parts = [f"{verdicts.count(kind)} {kind}" for kind in (*VERDICTS, NOT_RUN) if kind in verdicts]
-    return f"{len(found)} headlines: {', '.join(parts)}"
+    return f"{len(entries)} headlines: {', '.join(parts)}"
 
 
-def lines(found: Sequence[Judged]) -> list[str]:
+def lines(entries: Sequence[Judged]) -> list[str]:
     """Return lines for a terminal: every headline with its verdict and number, or the command that runs it."""
-    told = [
+    sentences = [
         f"{row.headline:>3}  {row.verdict:<13} {row.question}\n"
         f"     {row.command if row.verdict == NOT_RUN else row.number}"
-        for row in rows(found)
+        for row in rows(entries)
     ]
-    return [*told, counted(found)]
+    return [*sentences, counted(entries)]
 
 
-def markdown(found: Sequence[Judged]) -> str:
+def markdown(entries: Sequence[Judged]) -> str:
     """Return the page: the table, and for every headline that was run its rule, its numbers and what it lacks."""
-    shown = rows(found)
-    parts = ["# Headlines of the papers", "<!-- headlines -->", f"{counted(found)}.", table(FIELDS, shown)]
-    for row, judged in zip(shown, found, strict=True):
+    shown = rows(entries)
+    parts = ["# Headlines of the papers", "<!-- headlines -->", f"{counted(entries)}.", table(FIELDS, shown)]
+    for row, judged in zip(shown, entries, strict=True):
         parts += [f"## {row.headline}. {row.question}", _entry_text(row)]
         parts += [_numbers(judged)] if judged.entry.checks else []
         parts += [f"Why it is no verdict: {escape(row.lacking)}"] * bool(row.lacking)
@@ -135,17 +135,17 @@ def _numbers(judged: Judged) -> str:
     )
 
 
-def write(found: Sequence[Judged], folder: Path) -> list[Path]:
+def write(entries: Sequence[Judged], folder: Path) -> list[Path]:
     """Write headlines.csv, headline_numbers.csv and headlines.md into a folder; returns their paths.
 
     Raises ResultsError where the folder is a link.
     """
     refuse_link(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    told = pd.DataFrame(rows(found)).drop(columns="number")
-    numbers = number_rows([judged.entry for judged in found]).rename(columns={"claim": "headline"})
+    as_table = pd.DataFrame(rows(entries)).drop(columns="number")
+    numbers = number_rows([judged.entry for judged in entries]).rename(columns={"claim": "headline"})
     written = [
         write_atomically(folder / name, partial(frame.to_csv, index=False, float_format=DIGITS))
-        for name, frame in ((TABLE, told), (NUMBERS, numbers))
+        for name, frame in ((TABLE, as_table), (NUMBERS, numbers))
     ]
-    return [*written, write_text(folder / PAGE, markdown(found))]
+    return [*written, write_text(folder / PAGE, markdown(entries))]

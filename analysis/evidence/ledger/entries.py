@@ -109,10 +109,10 @@ def row_check(
 
 def seeds_check(name: str, values: pd.Series, needed: Needed | None, study: Results, unit: str = "") -> Check:
     """Make a check of a value a seed: their mean with its 95 % t interval; one seed has none."""
-    found = estimate(values)
-    half = 0.0 if math.isnan(found.half_width) else found.half_width
-    interval = found.mean - half, found.mean + half
-    return Check(name, found.mean, *interval, unit, needed, seeds=found.n, **origin(study))
+    mean = estimate(values)
+    half = 0.0 if math.isnan(mean.half_width) else mean.half_width
+    interval = mean.mean - half, mean.mean + half
+    return Check(name, mean.mean, *interval, unit, needed, seeds=mean.n, **origin(study))
 
 
 def origin(study: Results) -> dict[str, str]:
@@ -159,15 +159,15 @@ class Claim:
 
 def known_claims() -> dict[int, Claim]:
     """Return every claim by its number, in order. Raises ValueError where two share one."""
-    found: dict[int, Claim] = {}
+    by_number: dict[int, Claim] = {}
     for module in pkgutil.iter_modules(claims.__path__):
         for claim in import_module(f"{claims.__name__}.{module.name}").CLAIMS:
-            if claim.number in found:
+            if claim.number in by_number:
                 raise ValueError(
                     f"claim {claim.number} is there twice; the second stands in {module.name}.py"
                 )
-            found[claim.number] = claim
-    return dict(sorted(found.items()))
+            by_number[claim.number] = claim
+    return dict(sorted(by_number.items()))
 
 
 def chosen(numbers: Sequence[int]) -> list[Claim]:

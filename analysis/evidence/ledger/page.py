@@ -39,17 +39,17 @@ def rows(entries: Sequence[Entry]) -> pd.DataFrame:
 
 def number_rows(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return a row a number (NUMBER_COLUMNS) of every claim, remarks last."""
-    found = [
+    numbers = [
         {**{name: getattr(check, name) for name in NUMBER_COLUMNS if name not in ("claim", "needed")}, **said}
         for entry in entries
         for check, said in _checks(entry)
     ]
-    return pd.DataFrame(found, columns=NUMBER_COLUMNS).astype({"seeds": "Int64"})
+    return pd.DataFrame(numbers, columns=NUMBER_COLUMNS).astype({"seeds": "Int64"})
 
 
 def _checks(entry: Entry) -> list[tuple[Check, dict]]:
     """Every number of an entry once, with claim and condition."""
-    more = [found.check for found in entry.remarks if found.check not in entry.checks]
+    more = [remark.check for remark in entry.remarks if remark.check not in entry.checks]
     return [
         (check, {"claim": entry.claim.number, "needed": "" if check.needed is None else str(check.needed)})
         for check in (*entry.checks, *more)
@@ -77,7 +77,7 @@ def _row(entry: Entry) -> dict:
         "measured": "" if check is None else check.name,
         "needed": "" if check is None or check.needed is None else str(check.needed),
         "parts": f"{held} of {len(judged)} hold" if judged else "none judged",
-        "remark": " ".join(f"{found.text}." for found in entry.remarks),
+        "remark": " ".join(f"{remark.text}." for remark in entry.remarks),
         "lacking": " ".join(f"{lack.verdict}: {lack.why}." for lack in entry.lacks),
         "missing": "; ".join(dict.fromkeys(lack.command for lack in entry.lacks if lack.command)),
         "machine": "" if check is None else where(check),
@@ -143,8 +143,8 @@ def number_text(value: float) -> str:
     """Format a number with four significant digits; counts below a billion whole."""
     if math.isnan(value):
         return "–"
-    whole = value == round(value) and 1e3 <= abs(value) < 1e9
-    return f"{value:,.0f}" if whole else f"{value:.4g}"
+    integral = value == round(value) and 1e3 <= abs(value) < 1e9
+    return f"{value:,.0f}" if integral else f"{value:.4g}"
 
 
 def with_unit(check: Check) -> str:
@@ -221,17 +221,17 @@ def _content(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def lines(entries: Sequence[Entry], numbers: bool) -> list[str]:
     """Return lines for a terminal: a claim each with its verdict, and with `numbers` all that it was judged by."""
-    found = []
+    sections = []
     for entry in entries:
         row = claim_row(entry)
-        found.append(f"{row.claim:>3}  {row.verdict:<22} {row.statement}")
+        sections.append(f"{row.claim:>3}  {row.verdict:<22} {row.statement}")
         if numbers:
-            found += [_line(number_row(check)) for check in entry.checks]
-            found += [f"       beside it: {each.text}" for each in entry.remarks]
-        found += [
+            sections += [_line(number_row(check)) for check in entry.checks]
+            sections += [f"       beside it: {each.text}" for each in entry.remarks]
+        sections += [
             f"       {lack.why}" + (f": {lack.command}" if lack.command else "") for lack in entry.lacks
         ]
-    return [*found, counted(entries)]
+    return [*sections, counted(entries)]
 
 
 def _line(row: NumberRow) -> str:
@@ -284,7 +284,7 @@ def disagreements(
     keys = ["claim", "name"]
     published = published[published["claim"].isin(again["claim"].unique() if claims is None else claims)]
     both = again.merge(published, on=keys, how="outer", suffixes=("", "_published"), indicator=True)
-    found = [
+    differing = [
         f"claim {row.claim}, {row.name_}: only {'now' if row.merged == 'left_only' else 'in the published ledger'}"
         for row in both[both["_merge"] != "both"]
         .rename(columns={"name": "name_", "_merge": "merged"})
@@ -294,7 +294,7 @@ def disagreements(
     timed = both["timed"].astype(bool)
     if "outcome_published" in both:
         turned = both[timed & (both["outcome"] != both["outcome_published"])]
-        found += [
+        differing += [
             f"claim {row.claim}, {row[2]}: {row.needed} {row.outcome} now and {row.outcome_published} where it was "
             "published"
             for row in turned[[*keys, "needed", "outcome", "outcome_published"]].itertuples()
@@ -302,7 +302,7 @@ def disagreements(
     both = both[~timed]
     room = ROUNDING * both["value_published"].abs()
     outside = (both["value"] < both["low_published"] - room) | (both["value"] > both["high_published"] + room)
-    return found + [
+    return differing + [
         f"claim {row.claim}, {row[2]}: {row.value:g} lies outside {row.low_published:g} to {row.high_published:g}"
         for row in both[outside][[*keys, "value", "low_published", "high_published"]].itertuples()
     ]

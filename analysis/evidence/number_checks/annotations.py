@@ -60,12 +60,12 @@ class NumberInText:
 
 def marks(text: str) -> list[Mark]:
     """Parse all marks of a text, in order. Raises ResultsError, with the line, for one that cannot be parsed."""
-    found, plain = [], _without_comments(text)
+    written, plain = [], _without_comments(text)
     for comment in COMMENT.finditer(text):
         inside = comment[0][len("<!--") : -len("-->")].strip()
         if inside.split(maxsplit=1)[:1] == ["check"]:
-            found.append(_mark(inside, _line_of(text, comment.start()), comment.start(), plain))
-    return found
+            written.append(_mark(inside, _line_of(text, comment.start()), comment.start(), plain))
+    return written
 
 
 def prose(text: str, mark: Mark) -> tuple[str, int]:
@@ -82,12 +82,12 @@ def quoted(text: str, mark: Mark, line: Line) -> list[NumberInText]:
     """Return the numbers at the quote's `#`. Raises ResultsError unless the quote occurs exactly once."""
     before, start = prose(text, mark)
     pieces = [r"\s+".join(map(re.escape, piece.split(" "))) for piece in line.quote.split("#")]
-    found = list(re.finditer(rf"{START}({NUMBER})".join(pieces), before))
-    if len(found) != 1:
-        times = f"{len(found)} times" if found else "nowhere"
+    matches = list(re.finditer(rf"{START}({NUMBER})".join(pieces), before))
+    if len(matches) != 1:
+        times = f"{len(matches)} times" if matches else "nowhere"
         raise ResultsError(f'"{line.quote}" stands {times} between the heading and the mark, not once')
     return [
-        _written(text, start + found[0].start(n + 1), start + found[0].end(n + 1))
+        _written(text, start + matches[0].start(n + 1), start + matches[0].end(n + 1))
         for n in range(len(pieces) - 1)
     ]
 
@@ -107,15 +107,15 @@ def table_rows(text: str, mark: Mark) -> list[tuple[str, list[NumberInText]]]:
             break
     if len(table) < 3:
         raise ResultsError("no table stands between the heading and the mark")
-    found = []
+    rows = []
     for place, line in table[2:]:
         label = line.split("|")[1]
         offset = start + place + len(label) + 2
         numbers = re.finditer(START + NUMBER, text[offset : start + place + len(line)])
-        found.append(
+        rows.append(
             (label.strip(" *`"), [_written(text, offset + n.start(), offset + n.end()) for n in numbers])
         )
-    return found
+    return rows
 
 
 def _mark(inside: str, number: int, end: int, plain: str) -> Mark:

@@ -41,11 +41,11 @@ def check(path: Path, tables: Tables) -> Outcome:
         name = "/".join(path.parts[-2:])
     try:
         text = path.read_text(encoding="utf-8")
-        found = marks(text)
+        written = marks(text)
     except (ResultsError, OSError, UnicodeDecodeError) as error:
         outcome.problems.append(f"{name}: {error}")
         return outcome
-    for mark in found:
+    for mark in written:
         try:
             table = tables.get(mark.source)
             _check_rows(name, text, mark, table, outcome) if mark.rows else _check_lines(
@@ -102,10 +102,10 @@ def _compare(
         right = RELATIONS[relation](written.value, value)
     outcome.numbers += 1
     if not right:
-        told = f"{written.text}{' %' if written.percent else ''}"
+        shown = f"{written.text}{' %' if written.percent else ''}"
         source = " ".join([mark.source, *shared])
         outcome.problems.append(
-            f"{name}:{written.number}: written {told}, which should be {relation} {value:.6g} "
+            f"{name}:{written.number}: written {shown}, which should be {relation} {value:.6g} "
             f"({source}: {' '.join(rest)})"
         )
 
@@ -127,10 +127,10 @@ def _check_statement(line: Line, mark: Mark, table: pd.DataFrame) -> None:
 
 def _alternatives(words: tuple[str, ...]) -> list[list[str]]:
     """The words between semicolons."""
-    found: list[list[str]] = [[]]
+    choices: list[list[str]] = [[]]
     for word in words:
         if word == ";":
-            found.append([])
+            choices.append([])
         else:
-            found[-1].append(word)
-    return found
+            choices[-1].append(word)
+    return choices

@@ -41,9 +41,9 @@ def evaluate(words: Sequence[str], table: pd.DataFrame, shared: Sequence[str] = 
             terms.append([])
         else:
             terms[-1].append(word)
-    found = [_term(term, table, shared) for term in terms]
-    value = found[0]
-    for operator, other in zip(operators, found[1:], strict=True):
+    values = [_term(term, table, shared) for term in terms]
+    value = values[0]
+    for operator, other in zip(operators, values[1:], strict=True):
         value = OPERATORS[operator](value, other)
     if not math.isfinite(value):
         raise ResultsError(f"the table gives no finite number for: {' '.join(words)}")
