@@ -19,6 +19,7 @@ from experiments.configuration.hydra_settings import MOST_CELLS, unknown_key, va
 from experiments.configuration.schema import Config
 from experiments.planning.plan import Plan, at_rate, plan
 from experiments.training.lightning_modules import NonFinite
+from zoo.config import check_names
 from zoo.errors import UserError
 
 Settings = Mapping[str, Any]  # key of the configuration -> value
@@ -85,12 +86,14 @@ def _with_others(config: Config, settings: Settings, given_in: str) -> Config:
     try:
         for key, value in settings.items():
             OmegaConf.update(node, key, value)
-        return OmegaConf.to_object(node)  # type: ignore[return-value]
+        made: Config = OmegaConf.to_object(node)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         if key not in (keys := known_keys()):
             raise UserError(f"{given_in}: {unknown_key(key, keys)}") from error
         line = str(error).splitlines()[0]
         raise UserError(f"{given_in}: {key}={value} cannot be set ({line})") from error
+    check_names(made.model)
+    return made
 
 
 def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings]:

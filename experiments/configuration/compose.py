@@ -348,7 +348,7 @@ def _architecture(config: Config, letters: str) -> list[str]:
 
 BACKEND = "model.backend"
 """The one key of a model that a command may give beside run=: it changes nothing of what is computed."""
-_WHOLE = ("pattern", "residual.name", "channel.name")
+_WHOLE = ("pattern", "variants", "residual.name", "channel.name")
 
 
 def given_backend(config: Config) -> str | None:
@@ -381,7 +381,7 @@ def tell_other_model(config: Config) -> None:
 
 def _value(model: ModelConfig, key: str) -> Any:
     """The value at a dotted key; None where a model has no such node."""
-    try:
-        return operator.attrgetter(key)(model)
-    except AttributeError:
-        return None
+    node: Any = model
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+    return node

@@ -43,7 +43,11 @@ def off(model: zoo.LanguageModel, wanted: zoo.LanguageModel) -> float:
     [
         {},
         {"attention": {"qkv_bias": True, "n_kv_heads": None, "rope_dim": 8}, "tie_embeddings": False},
-        {"pattern": "CFK", "attention": {"output_gate": True}},
+        {
+            "pattern": "{near}FK",
+            "attention": {"output_gate": True},
+            "variants": {"near": {"mixer": "attention", "window": 5, "sinks": "learned"}},
+        },
     ],
     ids=["qwen3", "biases", "mixed"],
 )

@@ -127,6 +127,8 @@ def test_a_model_that_a_published_family_computes_is_written_as_one(
     [
         ("llama", "FF", attention(output_gate=True), "output_gate"),
         ("llama", "FF", attention(window=5), "window is 5 and would be None"),
+        ("llama", "FF", attention(sinks="learned"), "sinks"),
+        ("llama", "WF", {"variants": {"W": {"mixer": "attention"}}}, "no family has layers WF"),
         ("qwen3", "FF", {}, "q_norm"),
         ("llama", "SF", {}, "no family has layers SF"),
         ("llama", "FF", {"residual": {"name": "ohc"}}, "mixer_residual"),

@@ -24,10 +24,11 @@ class Other(Mixer):
     """A mixer from another file."""
 
 
-def test_a_block_without_a_method_is_refused_by_name_where_a_model_uses_it(register):
-    register("other", letter="Z")(type("Other", (Mixer,), {"__module__": "mine"}))
+@pytest.mark.parametrize(("letter", "pattern"), [("Z", "Z"), ("", "{other}")])
+def test_a_block_without_a_method_is_refused_by_name_where_a_model_uses_it(register, letter, pattern):
+    register("other", letter=letter)(type("Other", (Mixer,), {"__module__": "mine"}))
     with pytest.raises(UserError, match=r"mixer other \(mine\) has no extend, forward, init_state; add it"):
-        LanguageModel(ModelConfig(pattern="Z"), vocab_size=8, seq_len=8)
+        LanguageModel(ModelConfig(pattern=pattern), vocab_size=8, seq_len=8)
 
 
 @dataclass
