@@ -5,7 +5,6 @@ A preset also names a model in legends: its label tells how it differs from the 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import operator
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.configuration import hydra_settings, schema
@@ -74,7 +74,7 @@ def compose(
     words = dict.fromkeys(word for each in composed for word in each.words)
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for config in configs[:1]:
-        _check_switches(config, words)
+        _refuse_other_values(config, words)
     if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
         raise UserError(
             "blocks= works only on the command line, as it is read before any file: give blocks=[FOLDER] there"
@@ -87,15 +87,26 @@ def compose(
     return configs
 
 
-def _check_switches(config: Config, words: Iterable[str]) -> None:
-    """Refuse numbers for keys that are true or false, of which Hydra takes any but 0 for true. Raises UserError."""
+def _refuse_other_values(config: Config, words: Iterable[str]) -> None:
+    """Refuse words of which Hydra would take something else than what is typed. Raises UserError.
+
+    A number but 0 and 1 for a key that is true or false; a text that reads as a number of another spelling.
+    """
     for word in words:
         key, _, text = word.lstrip("+").partition("=")
-        if not re.fullmatch(r"-?[\d.]\S*", text) or text in ("0", "1"):
+        if not re.fullmatch(r"[-+]?[\d.]\S*|(?i:true|false)", text):
             continue
-        with contextlib.suppress(AttributeError):  # a group, or a key of a list
-            if isinstance(operator.attrgetter(key)(config), bool):
-                raise UserError(f"{key}={text} must be true or false")
+        try:
+            value = operator.attrgetter(key)(config)
+        except AttributeError:  # a group
+            continue
+        read = OverridesParser.create().parse_override(word).value()
+        if isinstance(value, bool) and not isinstance(read, bool | str) and text not in ("0", "1"):
+            raise UserError(f"{key}={text} must be true or false")
+        if isinstance(value, str) and isinstance(read, int | float) and str(read) != text:
+            raise UserError(
+                f"{key}={text} would be read as {read}; quote it twice on a command line: '{key}=\"{text}\"'"
+            )
 
 
 def describe_files() -> str:

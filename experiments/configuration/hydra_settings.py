@@ -251,7 +251,7 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
                 raise
         except Refused as refusal:
             raise _mistake(str(refusal)) from None
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             if (line := _explained(error)) is None:
                 raise
             raise _mistake(line) from error
@@ -344,8 +344,11 @@ def values_of(swept: Override) -> list[Any]:
     return list(itertools.islice(values, MOST_CELLS + 1))
 
 
-def _explained(error: ValueError) -> str | None:
-    """Explain a plain ValueError of Hydra's, about its flags or choices, with the remedy; None for anything else."""
+def _explained(error: ValueError | OverflowError) -> str | None:
+    """Explain a plain error of Hydra's, about its flags or choices, with the remedy; None for anything else."""
+    if isinstance(error, OverflowError):
+        key = re.search(r"full_key: (\S+)", str(error))
+        return f"{key[1] if key else 'a key'}: the number is too large; give one below 1e308"
     if str(error).startswith(("Only one of --", "Expecting one subcommand", "No completion plugin")):
         return str(error)
     if str(error).startswith("Exceeds the limit"):  # of digits that Python reads

@@ -58,14 +58,14 @@ def find_job(name: str) -> Job:
 
 def all_jobs(notify: Callable[[str], object] = lambda line: None) -> list[Job]:
     """Every job, by name. Imports all of their modules; notify: called with a line for each that cannot be used."""
-    found = []
+    jobs = []
     for name in sorted(_file_names()):
         job, mistake = _load(name)
         if job is None:
             notify(mistake)
         else:
-            found.append(job)
-    return found
+            jobs.append(job)
+    return jobs
 
 
 def _load(name: str) -> tuple[Job | None, str]:

@@ -59,6 +59,7 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["--seed=1"], "did you mean 'seed=1'?"),
         (["cost"], "(a job: job=cost)"),
         ([f"seed={'9' * 5000}"], "more than 4,300 digits"),
+        ([f"optim.lr={'9' * 400}"], "optim.lr: the number is too large; give one below 1e308"),
         (["residual=mhc"], "did you mean 'model.residual.name'?"),
         (["model.residual.mhc.itres=5"], "did you mean 'model.residual.mhc.iters'?"),
         (
@@ -79,6 +80,8 @@ def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
         (["trainer.max_minutes=nan"], "trainer.max_minutes=nan must be a number above 0"),
         (["data.batch_size=0"], "data.batch_size"),
         (["trainer.compile=3"], "trainer.compile=3 must be true or false"),
+        (["name=1e3"], "name=1e3 would be read as 1000.0; quote it"),
+        (["job=generate", "run=/nope", "generate.prompt=1_000"], "would be read as 1000; quote it"),
         (["data.seq_len=0"], "data.seq_len"),
         (["data.seq_len=100000"], "the text is too small"),
         (["model.depth=0"], "model.depth"),

@@ -17,8 +17,11 @@ FUZZ_SEED=7 draws other cases. A fault is printed with the words, or the damage,
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import fcntl
+import io
+import json
 import math
 import os
 import random
@@ -60,7 +63,8 @@ class Case:
 
     kind: the row of the table; words: with names of places in capitals; damage: done to the lab before; at: the file
     event (opened, renamed, removed, ...) of the process at which `signal` is sent to it; room: bytes that its files can
-    have; again: the same command follows undisturbed, and is compared; judge: more to ask of how it ended.
+    have; again: the same command follows undisturbed; resumes: its run is then that of the template; patient: it may
+    take long; judge: more to ask of how it ended.
     """
 
     kind: str
@@ -72,6 +76,7 @@ class Case:
     signal: int = signal.SIGKILL
     room: int | None = None
     again: bool = False
+    patient: bool = False
     judge: Callable[[Path, Ended], str | None] | None = None
     resumes: bool = False
 
@@ -91,6 +96,7 @@ class Ended:
     seconds: float
     guarded: list[str]
     lost: list[str]
+    events: int
 
 
 # A fork: the program's own entry with its words, its output in pipes, and a guard on files.
@@ -147,7 +153,7 @@ class Fork:
         if self.disturbed and case.room is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (case.room, resource.RLIM_INFINITY))
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        guard([lab, shared], ends[2][1], case.at if self.disturbed else 0, case.signal)
+        events = guard([lab, shared], ends[2][1], case.at if self.disturbed else 0, case.signal)
         sys.argv = [RUN, *placed(case, lab)]
         from experiments import cli, front_desk
 
@@ -174,6 +180,7 @@ class Fork:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        os.write(ends[2][1], f"events {events()}\n".encode())
         return status
 
     def poll(self) -> Ended | None:
@@ -189,7 +196,7 @@ class Fork:
                 if seconds > self.worked + 0.01:
                     self.worked, self.began = seconds, time.monotonic()
                 if (
-                    seconds > (15 if silent else 5) * (1 + 9 * self.case.again)
+                    seconds > (15 if silent else 5) * (1 + 9 * (self.case.again or self.case.patient))
                     or time.monotonic() - self.began > 45
                 ):
                     os.killpg(self.pid, signal.SIGKILL)
@@ -203,12 +210,17 @@ class Fork:
         lines = told.splitlines()
         return Ended(
             None if getattr(self, "late", False) else self.status, out, err, self.seconds,
-            [x for x in lines if not x.startswith("lost ")], [x[5:] for x in lines if x.startswith("lost ")],
+            [x for x in lines if not x.startswith(("lost ", "events "))],
+            [x[5:] for x in lines if x.startswith("lost ")],
+            int(lines[-1].split()[1]) if lines and lines[-1].startswith("events ") else 0,
         )  # fmt: skip
 
 
-def guard(roots: list[Path], tell: int, at: int, number: int) -> None:
-    """From now on nothing is written outside of the roots: that is told and refused. Event `at` brings a signal."""
+def guard(roots: list[Path], tell: int, at: int, number: int) -> Callable[[], int]:
+    """From now on nothing is written outside of the roots: that is told and refused. Event `at` brings a signal.
+
+    Returns a function that says how many events there were.
+    """
     allowed, count = tuple(f"{os.path.realpath(root)}/" for root in roots), 0
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -239,6 +251,7 @@ def guard(roots: list[Path], tell: int, at: int, number: int) -> None:
             raise PermissionError(13, "outside of the lab", place)
 
     sys.addaudithook(watch)
+    return lambda: count
 
 
 def placed(case: Case, lab: Path) -> list[str]:
@@ -345,6 +358,7 @@ class Fuzz:
         warm()
         self.counts: dict[str, Counter[str]] = {}
         self.faults: list[str] = []
+        self.events: dict[str, int] = {}
         self.seconds = 0.0
         self._fill(self.template)
 
@@ -389,6 +403,15 @@ class Fuzz:
         self.seconds += ended.seconds
         assert ended.status == 0 or case.told, ended
         return ended
+
+    def events_of(self, name: str) -> int:
+        """File events of a job, counted once; the first of them are imports that read and write nothing of ours."""
+        if name not in self.events:
+            self.events[name] = self.done(
+                self._lab(0), Case("template", DISTURBED[name], patient=True)
+            ).events
+            remove(self._lab(0))
+        return self.events[name]
 
     def _lab(self, number: int) -> Path:
         lab = self.folder / f"lab{number}"
@@ -494,7 +517,7 @@ def faults_of(fork: Fork, ended: Ended) -> list[tuple[str, str]]:
             found.append(("silence", "exit 0 without a word"))
         if case.judge is not None and (why := case.judge(lab, ended)):
             found.append(("silence", why))
-    if case.resumes and not fork.disturbed if case.again else case.resumes:
+    if case.resumes and (not fork.disturbed if case.again else ended.status == 0):
         found += differences(lab, case.words[0].removeprefix("name="), ended)
     return found
 
@@ -599,21 +622,93 @@ def files_of_all(lab: Path) -> list[str]:
 
 DISTURBED = {
     "training": ("name=new",),
-    "preparing": ("name=new", "data.cache_dir=../cache/new"),
+    "preparing": ("name=new", "data.cache_dir=../cache/new", "data.tokenizer=bpe", "data.vocab_size=300"),
     "stopped": ("name=stopped",),
+    "probing": (*JOBS["probe"], "probe.windows=2"),
+    "publishing": JOBS["publish"],
 }
 
 
 def stopped(fuzz: Fuzz, kind: str, number: int, start: int, **how: Any) -> list[Case]:
-    """Runs that a signal ends at a random file event, or whose files cannot grow, and that go on afterwards."""
+    """Jobs that a signal ends at a random file event, or whose files cannot grow, and that go on afterwards."""
     draw, cases = random.Random(start), []
     for i in range(number):
         name, words = list(DISTURBED.items())[i % len(DISTURBED)]
-        at = (
-            {"at": draw.randrange(1, 160)} if "room" not in how else {"room": int(10 ** draw.uniform(0, 5.3))}
-        )
-        cases.append(Case(f"{kind} {name}", words, again=True, resumes=True, **{**how, **at}))
+        if "room" in how:
+            at = {"room": int(10 ** draw.uniform(0, 5.3))}
+        else:
+            at = {"at": draw.randrange(1, fuzz.events_of(name) + 1)}
+        same = name in ("training", "stopped")
+        cases.append(Case(f"{kind} {name}", words, again=True, resumes=same, judge=ends, **{**how, **at}))
     return cases
+
+
+def ends(lab: Path, ended: Ended) -> str | None:
+    """What is left half-done where a job ended well; temporary files count."""
+    partial = [path.name for path in (lab / "results").rglob("*") if "partial" in path.name]
+    return f"left {partial[0]}" if partial else None
+
+
+STRINGS = (
+    "=1+1",
+    "@SUM(A1)",
+    "+cmd|x",
+    "<script>alert(1)</script>",
+    "\x1b]0;x\x07",
+    "$\\frac$",
+    "a|b",
+    "../../up",
+    "\u202e",
+)
+LINKED = ("", "probes", "checkpoints", "summary.json", "probes/measures.parquet", "config.yaml", "model.safetensors",
+          "../published", "../../published/default", "../report", ".lock", "metrics.csv", "identity.json")  # fmt: skip
+
+
+def attacks(number: int, start: int) -> list[Case]:
+    """A stranger's run: links out of its folder, and texts that a page, a spreadsheet or a terminal would obey."""
+    draw, cases = random.Random(start), []
+    for i in range(number):
+        job = draw.choice(("publish", "report", "probe", "export", "evaluate", "again", "cell"))
+        own = draw.choice(LINKED if i % 2 else STRINGS)
+
+        def damage(lab: Path, own: str = own, linked: bool = bool(i % 2)) -> None:
+            run = next(lab.glob("results/default/*/summary.json")).parent
+            victim = lab.parent / "victim"
+            victim.mkdir(exist_ok=True)
+            if not linked:
+                summary = json.loads((run / "summary.json").read_text())
+                summary.update(name=own, experiment=own, command=own)
+                summary["model"].update(preset=own, pattern=own)
+                summary["data"].update(name=own, train=own)
+                (run / "summary.json").write_text(json.dumps(summary))
+                return
+            place = Path(os.path.normpath(run / own))
+            place.parent.mkdir(exist_ok=True)
+            if place.exists():
+                shutil.copytree(place, victim / own, dirs_exist_ok=True) if place.is_dir() else shutil.copy(
+                    place, victim
+                )
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+            place.symlink_to(victim / (own if (victim / own).is_dir() else place.name))
+
+        cases.append(
+            Case("attack", MORE[job], damage=damage, told=f"[{own!a}] {job}", patient=True, judge=harmless)
+        )
+    return cases
+
+
+def harmless(lab: Path, ended: Ended) -> str | None:
+    """What a page, a spreadsheet or a terminal would obey in what was written."""
+    for page in (lab / "results").rglob("*.html"):
+        if "<script>alert(1)" in page.read_text():
+            return f"{page.name} has the script"
+    for table in (lab / "results").rglob("*.csv"):
+        for cell in (cell for row in csv.reader(io.StringIO(table.read_text())) for cell in row):
+            with contextlib.suppress(ValueError):
+                cell = float(cell) and "number"
+            if cell[:1] in tuple("=@+-") and cell.strip("-"):
+                return f"{table.name} has the cell {cell!a}"
+    return None
 
 
 def campaign(folder: Path, share: float, start: int) -> Fuzz:
@@ -628,6 +723,7 @@ def campaign(folder: Path, share: float, start: int) -> Fuzz:
     fuzz.run(stopped(fuzz, "killed", some(100), start))
     fuzz.run(stopped(fuzz, "full disk", some(50), start, room=0))
     fuzz.run(stopped(fuzz, "Ctrl-C", some(24), start, signal=signal.SIGINT))
+    fuzz.run(attacks(some(40), start))
     return fuzz
 
 
