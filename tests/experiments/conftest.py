@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.program import Lab, write_text
+from support.steady import forget_texts
 from support.task_lab import TaskLab
 
 
@@ -34,3 +35,13 @@ def finished(tmp_path_factory, small_text: Path, shared_cache: Path) -> Lab:
     outcome = lab.here()
     assert outcome.status == 0, outcome.err
     return lab
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    """A working folder with a text in it and a cache."""
+    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    forget_texts()
+    write_text(tmp_path / "book.txt", 30)
+    return tmp_path

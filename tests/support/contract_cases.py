@@ -5,6 +5,7 @@ registry: a new file in zoo/mixers/, zoo/residuals/ or zoo/channels/ is tested a
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
@@ -176,6 +177,21 @@ def randomised(module: Module) -> Module:
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
     """Random token ids, int64 [batch, length]."""
     return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def turned(x: Tensor, position: int, base: float) -> Tensor:
+    """RoPE of one vector [K], by hand: adjacent pairs turn by position·base^(−2i/K)."""
+    out = x.clone()
+    for i in range(len(x) // 2):
+        angle = position * base ** (-2 * i / len(x))
+        a, b = x[2 * i], x[2 * i + 1]
+        out[2 * i] = a * math.cos(angle) - b * math.sin(angle)
+        out[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean() + 1e-6) * gain
 
 
 def boundaries(*lengths: int) -> Tensor:

@@ -294,20 +294,16 @@ def nsa(q, kc, vc, ks, vs, kw, vw, gates, q_rotated=None, **options) -> Tensor:
 
 def nsa_attention() -> Iterator[Call]:
     small = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
+    other = small | {"block_size": 6, "select_size": 2, "n_select": 3}
     for name, (b, tq, tk, near, h, hkv, k, v), sizes, more in (
         ("grouped", (2, 37, 37, 37, 4, 2, 4, 6), small, {}),
         (
             "over blocks of queries",
             (1, 150, 150, 150, 2, 1, 4, 4),
-            {**small, "select_size": 8},
+            small | {"select_size": 8},
             {"scale": 0.9},
         ),
-        (
-            "other sizes",
-            (1, 40, 40, 40, 2, 2, 4, 4),
-            {**small, "block_size": 6, "select_size": 2, "n_select": 3},
-            {},
-        ),
+        ("other sizes", (1, 40, 40, 40, 2, 2, 4, 4), other, {}),
         ("fewer queries", (1, 9, 60, 60, 2, 1, 4, 4), small, {"rotated": True}),
         ("one query", (2, 1, 45, 5, 4, 2, 4, 4), small, {"rotated": True}),
         ("packed", (1, 50, 50, 50, 2, 1, 4, 4), small, {"cu_seqlens": cuts(21, 0, 3, 26), "rotated": True}),
@@ -443,43 +439,27 @@ def indexer_kl() -> Iterator[Call]:
 
 
 def indexed_attention() -> Iterator[Call]:
+    six = AdaptiveK("none", 6, 1, 6)
     for name, (b, tq, tk, h, hkv), gated, options in (
         ("with a gate", (2, 37, 37, 4, 2), True, {"rule": AdaptiveK("inverse", 5, 2, 9, reference=0.01)}),
-        (
-            "over blocks of queries",
-            (1, 140, 140, 2, 1),
-            False,
-            {"rule": AdaptiveK("none", 6, 1, 6), "scale": 0.4},
-        ),
-        ("ReLU", (2, 20, 20, 2, 2), True, {"rule": AdaptiveK("none", 6, 1, 6), "scores": "relu"}),
-        ("fewer queries", (1, 9, 60, 2, 1), False, {"rule": AdaptiveK("none", 6, 1, 6)}),
-        (
-            "packed",
-            (1, 40, 40, 2, 1),
-            True,
-            {"rule": AdaptiveK("none", 6, 1, 6), "cu_seqlens": cuts(9, 0, 1, 30)},
-        ),
+        ("over blocks of queries", (1, 140, 140, 2, 1), False, {"rule": six, "scale": 0.4}),
+        ("ReLU", (2, 20, 20, 2, 2), True, {"rule": six, "scores": "relu"}),
+        ("fewer queries", (1, 9, 60, 2, 1), False, {"rule": six}),
+        ("packed", (1, 40, 40, 2, 1), True, {"rule": six, "cu_seqlens": cuts(9, 0, 1, 30)}),
     ):
-        tensors = {
-            **qkv(b, tq, tk, h, hkv, 4, 6),
-            **indexer(b, tq, tk),
-            "tau": torch.tensor(3.0, dtype=torch.float64),
-        }
+        tau = torch.tensor(3.0, dtype=torch.float64)
+        tensors = {**qkv(b, tq, tk, h, hkv, 4, 6), **indexer(b, tq, tk), "tau": tau}
         if gated:
             tensors["gate_logits"] = 3 * uniform("gate", b, tq, h, 6)
         yield Call(name, kernels.indexed_attention, tensors, options, tuple(tensors))
 
 
 def timeline_attention() -> Iterator[Call]:
+    rotated = {"rope_base": 1e4, "weight": True}
     for name, sizes, lines, more in (
         ("rotated", (2, 37, 37, 4, 2, 4, 4), 3, {"rope_base": 100.0, "weight": True}),
         ("long ones", (1, 290, 290, 1, 1, 4, 4), 2, {"scale": 0.4}),
-        (
-            "packed",
-            (1, 40, 40, 2, 2, 4, 6),
-            3,
-            {"cu_seqlens": cuts(9, 0, 1, 30), "rope_base": 1e4, "weight": True},
-        ),
+        ("packed", (1, 40, 40, 2, 2, 4, 6), 3, {"cu_seqlens": cuts(9, 0, 1, 30), **rotated}),
         ("an empty one", (1, 12, 12, 2, 1, 4, 4), 40, {}),
     ):
         b, t, _, h = sizes[:4]
@@ -501,17 +481,15 @@ def streams() -> Iterator[Call]:
             "scale": uniform("scale", 3, low=0.5, high=2),
             "bias": uniform("bias", rows),
         }
-        for options in ({}, {"hand_on": True, "eps": 0.1}):
-            yield Call(
-                f"{size} {options}", kernels.hyper_coefficients, coefficients, options, tuple(coefficients)
-            )
+        last = {"hand_on": True, "eps": 0.1}
+        for options in ({}, last):
+            learned = tuple(coefficients)
+            yield Call(f"{size} {options}", kernels.hyper_coefficients, coefficients, options, learned)
         pre = {**x, "h_pre": uniform("h_pre", b, t, n)}
         normed = {**pre, "gain": uniform("gain", d, low=0.5, high=1.5)}
         yield Call(size, kernels.hyper_pre, pre, {}, tuple(pre))
         yield Call(f"{size} handed on", kernels.hyper_pre, pre, {"hand_on": True}, tuple(pre))
-        yield Call(
-            f"{size} and the norm", kernels.hyper_pre, normed, {"hand_on": True, "eps": 0.1}, tuple(normed)
-        )
+        yield Call(f"{size} and the norm", kernels.hyper_pre, normed, last, tuple(normed))
         for common in (False, True):
             own = () if common else (b, t)
             post = {
@@ -570,38 +548,18 @@ def segments() -> Iterator[Call]:
     ):
         x = qkv(1, sum(lengths), sum(lengths), 4, 2, 4, 6)
         tensors = {key: value[0] for key, value in x.items()}
-        yield Call(
-            name, segment_attention, tensors, {"cu_seqlens": cuts(*lengths), **options}, ("q", "k", "v")
-        )
+        options = {"cu_seqlens": cuts(*lengths), **options}
+        yield Call(name, segment_attention, tensors, options, ("q", "k", "v"))
 
 
-WITH_BACKENDS = (
-    *(
-        attention,
-        delta_rule,
-        memory_mixture,
-        mesa,
-        path_attention,
-        path_caches,
-        nsa_attention,
-        short_conv,
-        matrices,
-    ),
-    *(
-        sparse_attention,
-        lightning_topk,
-        indexer_kl,
-        indexed_attention,
-        timeline_attention,
-        streams,
-        grouped_linear,
-        linear_cross_entropy,
-        swiglu,
-    ),
-)
-ALONE = (rope, segments)
 WITH_STATES = (delta_rule, memory_mixture, mesa)
 """Those that return a state where it is asked for."""
+SPARSE = (sparse_attention, lightning_topk, indexer_kl, indexed_attention, timeline_attention)
+WITH_BACKENDS = (
+    *(attention, *WITH_STATES, path_attention, path_caches, nsa_attention, short_conv, matrices, *SPARSE),
+    *(streams, grouped_linear, linear_cross_entropy, swiglu),
+)
+ALONE = (rope, segments)
 
 
 def calls() -> list[Call]:

@@ -95,6 +95,15 @@ def changed(config: Any, **keys: Any) -> Any:
     return config
 
 
+def each(**keys: object) -> list[dict[str, object]]:
+    """Changes of one key each; a tuple: one change for each of its values."""
+    return [
+        {key: value}
+        for key, values in keys.items()
+        for value in (values if isinstance(values, tuple) else (values,))
+    ]
+
+
 def _with(node: Any, path: list[str], value: Any) -> Any:
     first, *rest = path
     inner = _with(getattr(node, first), rest, value) if rest else value

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.contract_cases import randomised, tokens
+from support.contract_cases import normed, randomised, tokens, turned
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
@@ -48,21 +48,6 @@ def mixer(**options) -> Attention:
 
 def inputs(batch: int = 2) -> Tensor:
     return torch.randn(batch, T, D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-
-
-def turned(x: Tensor, position: int, base: float) -> Tensor:
-    """RoPE of one vector [K]: adjacent pairs turn by position·base^(−2i/K)."""
-    out = x.clone()
-    for i in range(len(x) // 2):
-        angle = position * base ** (-2 * i / len(x))
-        a, b = x[2 * i], x[2 * i + 1]
-        out[2 * i] = a * math.cos(angle) - b * math.sin(angle)
-        out[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return out
-
-
-def normed(x: Tensor, gain: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean() + 1e-6) * gain
 
 
 def by_definition(m: Attention, config: AttentionConfig, x: Tensor) -> Tensor:

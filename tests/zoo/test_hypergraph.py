@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from support.contract_cases import keys, randomised, tokens
-from test_attention import turned
+from support.contract_cases import keys, randomised, tokens, turned
 from torch import Tensor
 
 import kernels

@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
-from support.contract_cases import randomised
+from support.contract_cases import normed, randomised, turned
+from support.watch import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from zoo import Context, Dims, ModelConfig, UserError, cost
 from zoo.config import from_dict
@@ -52,21 +51,6 @@ def decoded(m: MLA, x: Tensor) -> tuple[Tensor, object]:
         y, state = m.extend(token, state)
         outputs.append(y)
     return torch.cat(outputs, dim=1), state
-
-
-def turned(x: Tensor, position: int, base: float) -> Tensor:
-    """RoPE of one vector: adjacent pairs turn by position·base^(−2i/width)."""
-    out = x.clone()
-    for i in range(len(x) // 2):
-        angle = position * base ** (-2 * i / len(x))
-        a, b = x[2 * i], x[2 * i + 1]
-        out[2 * i] = a * math.cos(angle) - b * math.sin(angle)
-        out[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return out
-
-
-def normed(x: Tensor, gain: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean() + 1e-6) * gain
 
 
 def by_definition(m: MLA, x: Tensor, on_scores: float) -> Tensor:
@@ -159,18 +143,6 @@ def test_the_cache_is_the_normalised_latent_and_the_rotated_key():
             torch.testing.assert_close(rows[b, t], torch.cat([latent, key]), rtol=0, atol=1e-12)
 
 
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.elements = max(self.elements, *sizes, 0)
-        return result
-
-
 @pytest.mark.parametrize("keys", ["shared", "per_head"])
 @torch.no_grad()
 def test_decoding_never_expands_the_cache(keys):
@@ -181,9 +153,9 @@ def test_decoding_never_expands_the_cache(keys):
     x = torch.randn(tokens, 1, 64, generator=torch.Generator().manual_seed(0))
     for token in x[:-1]:
         _, state = m.extend(token[:, None], state)
-    with Largest() as largest:
+    with Watch() as watch:
         m.extend(x[-1][:, None], state)
-    assert largest.elements <= tokens * (m.kv_rank + m.key_heads * m.rope_dim) < tokens * 64
+    assert watch.largest <= tokens * (m.kv_rank + m.key_heads * m.rope_dim) < tokens * 64
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:

@@ -7,7 +7,7 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 from support.recorded import check, flat
-from support.steady import changed, differences, leaves, refusal
+from support.steady import changed, differences, each, leaves, refusal
 
 from experiments import engines
 from experiments.configuration import schema
@@ -141,11 +141,8 @@ def test_settings_that_are_refused():
 
 SWEEPS = (
     {},
-    {"engine": "pol"},
-    {"action": "go"},
-    {"slurm__cluster": "here"},
-    {"action": "submit"},
-    {"action": "cancel"},
+    *each(engine="pol", action="go", slurm__cluster="here"),
+    *each(action=("submit", "cancel")),
     {"engine": "list", "action": "submit"},
     *(
         {"engine": "slurm", "action": a, "slurm__cluster": c}
@@ -153,32 +150,10 @@ SWEEPS = (
         for c in ("slurm", "local")
     ),
     *({"engine": "ray", "action": "submit", "ray__address": address} for address in ("auto", "local")),
-    {"retries": -1},
-    {"retries": 0},
-    {"slurm__signal_s": 0},
-    {"slurm__signal_s": 1},
-    {"slurm__requeues": -1},
-    {"slurm__requeues": 0},
-    {"slurm__cpus": 0},
-    {"slurm__gpus": -1},
-    {"slurm__gpus": 0},
-    {"slurm__jobs": 0},
-    {"slurm__jobs": 1},
-    {"ray__cpus": -0.5},
-    {"ray__cpus": 0.0},
-    {"ray__gpus": -1.0},
-    {"slurm__poll_s": 0.0},
-    {"ray__poll_s": float("inf")},
-    {"ray__poll_s": float("nan")},
-    {"slurm__memory_gb": 0.0},
-    {"slurm__memory_gb": 0.5},
-    {"ray__cpus": 1.5},
-    {"ray__gpus": 2.5},
-    {"ray__gpus": 2.0},
-    {"ray__cpus": 1.0},
-    {"slurm__minutes": 2.0},
-    {"slurm__minutes": 2.1},
-    {"slurm__more": ["constraint=a100", "hold"]},
-    {"slurm__more": ["constraint=a100"]},
-    {"slurm__more": ["constraint="]},
+    *each(retries=(-1, 0), slurm__signal_s=(0, 1), slurm__requeues=(-1, 0), slurm__cpus=0),
+    *each(slurm__gpus=(-1, 0), slurm__jobs=(0, 1), ray__cpus=(-0.5, 0.0), ray__gpus=-1.0),
+    *each(slurm__poll_s=0.0, ray__poll_s=(float("inf"), float("nan")), slurm__memory_gb=(0.0, 0.5)),
+    *each(ray__cpus=1.5, ray__gpus=(2.5, 2.0)),
+    *each(ray__cpus=1.0, slurm__minutes=(2.0, 2.1)),
+    *each(slurm__more=(["constraint=a100", "hold"], ["constraint=a100"], ["constraint="])),
 )

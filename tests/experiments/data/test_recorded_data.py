@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.recorded import check, flat
-from support.steady import refusal
+from support.steady import each, refusal
 
 from experiments import data
 from experiments.data import (
@@ -46,37 +46,25 @@ def digest(*arrays: Any) -> str:
 
 
 # Task -> options beside its defaults, of which each may change sequences.
-VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "entity_tracking": ({"boxes": 2}, {"items": 3}, {"swaps": 4}),
-    "flip_flop": ({"operations": 6}, {"ignore": 0.1}, {"ignore": 0.0}),
-    "fuzzy_recall": ({"length": 40}, {"entries": 2}, {"key_tokens": 5}, {"value_tokens": 3}, {"longest": 1}),
-    "induction": ({"length": 30}, {"shortest": 2}, {"longest": 9}, {"vocab": 30}),
-    "memorisation": ({"facts": 9}, {"values": 5}, {"asked": 4}, {"facts_seed": 1}),
-    "mqar": ({"length": 40}, {"pairs": 2}, {"vocab": 32}, {"power": 1.0}, {"fill": "values"}),
-    "needle": ({"context": 20}, {"needles": 2}, {"keys": 5}, {"values": 4}, {"hay": 3}),
-    "noisy_recall": (
-        {"length": 30},
-        {"keys": 4},
-        {"values": 3},
-        {"noise": 2},
-        {"share": 0.7},
-        {"share": 0.0},
-    ),
-    "palindrome": ({"items": 7}, {"values": 3}, {"values": 27}),
-    "parity": ({"length": 13},),
-    "permutations": ({"group": "S5"}, {"group": "A5"}, {"length": 12}),
-    "regression": (
-        {"points": 6},
-        {"dimensions": 7},
-        {"bins": 3},
-        {"weights": "signs"},
-        {"unasked": 4},
-        {"inputs": "bits"},
+VARIANTS = {
+    "entity_tracking": each(boxes=2, items=3, swaps=4),
+    "flip_flop": each(operations=6, ignore=(0.1, 0.0)),
+    "fuzzy_recall": each(length=40, entries=2, key_tokens=5, value_tokens=3, longest=1),
+    "induction": each(length=30, shortest=2, longest=9, vocab=30),
+    "memorisation": each(facts=9, values=5, asked=4, facts_seed=1),
+    "mqar": each(length=40, pairs=2, vocab=32, power=1.0, fill="values"),
+    "needle": each(context=20, needles=2, keys=5, values=4, hay=3),
+    "noisy_recall": each(length=30, keys=4, values=3, noise=2, share=(0.7, 0.0)),
+    "palindrome": each(items=7, values=(3, 27)),
+    "parity": each(length=13),
+    "permutations": each(group=("S5", "A5"), length=12),
+    "regression": [
+        *each(points=6, dimensions=7, bins=3, weights="signs", unasked=4, inputs="bits"),
         {"inputs": "bits", "weights": "signs", "points": 63},
         {"points": 1, "dimensions": 1, "bins": 2},
-    ),
-    "selective_copy": ({"context": 12}, {"items": 3}, {"values": 2}),
-    "stack": ({"operations": 8}, {"stacks": 1}, {"stacks": 5}, {"values": 3}),
+    ],
+    "selective_copy": each(context=12, items=3, values=2),
+    "stack": each(operations=8, stacks=(1, 5), values=3),
 }
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.program import ROOT, write_text
+from support.program import ROOT
 from support.recorded import check, flat
-from support.steady import changed, forget_texts, masked, refusal, tiny_config
+from support.steady import changed, masked, refusal, tiny_config
 
 from experiments.engines import command_list
 from experiments.engines import engine as engine_page
@@ -24,15 +24,6 @@ from experiments.system.processes import discard
 from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    forget_texts()
-    write_text(tmp_path / "book.txt", 30)
-    return tmp_path
 
 
 def _plans(count: int = 2, **keys):

@@ -4,77 +4,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.program import write_text
 from support.recorded import check, flat
-from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
+from support.steady import changed, differences, each, leaves, refusal, said, tiny_config
 
 from experiments.configuration.compose import architectures
-from experiments.planning.identity import (
-    as_format_1,
-    block_files,
-    identify,
-    run_name,
-    tell_earlier,
-)
-from experiments.planning.plan import (
-    check_config,
-    check_writable,
-    plan,
-)
+from experiments.planning.identity import as_format_1, block_files, identify, run_name, tell_earlier
+from experiments.planning.plan import check_config, check_writable, plan
 from zoo.errors import UserError
 from zoo.model import letters_of
 
 RECORDED = Path(__file__).parent / "recorded"
 
+
 DECIDING = (
-    {"seed": 1},
-    {"optim__lr": 1e-2},
-    {"optim__lr_min": 1e-5},
-    {"optim__warmup_steps": 7},
-    {"optim__weight_decay": 0.0},
-    {"optim__clip": 2.0},
-    {"optim__beta1": 0.8},
-    {"optim__beta2": 0.9},
-    {"optim__eps": 1e-6},
-    {"optim__lr_study": "x"},
-    {"trainer__max_steps": 7},
-    {"trainer__accumulate": 2},
-    {"trainer__precision": "fp32"},
-    {"trainer__val_every": 7},
-    {"trainer__val_tokens": None},
-    {"trainer__patience": 3},
-    {"data__pack": "document"},
-    {"data__seq_len": 16},
-    {"data__batch_size": 3},
-    {"evaluate__stride": 8},
-    {"evaluate__windows": 5},
-    {"model__depth": 3},
-    {"model__tie_embeddings": False},
-    {"model__pattern": "K"},
-    {"model__mixers__attention__output_gate": True},
-    {"model__mixers__attention__window": 4},
-    {"model__residual__name": "mhc"},
-    {"model__channel__name": "moe"},
+    *each(seed=1, optim__lr=1e-2, optim__lr_min=1e-5, optim__warmup_steps=7, optim__weight_decay=0.0),
+    *each(optim__clip=2.0, optim__beta1=0.8, optim__beta2=0.9, optim__eps=1e-6, optim__lr_study="x"),
+    *each(trainer__max_steps=7, trainer__accumulate=2, trainer__precision="fp32", trainer__val_every=7),
+    *each(trainer__val_tokens=None, trainer__patience=3, data__pack="document", data__seq_len=16),
+    *each(data__batch_size=3, evaluate__stride=8, evaluate__windows=5, model__depth=3),
+    *each(model__tie_embeddings=False, model__pattern="K", model__mixers__attention__output_gate=True),
+    *each(model__mixers__attention__window=4, model__residual__name="mhc", model__channel__name="moe"),
 )
 WITHOUT_EFFECT = (
-    {"device": "auto"},
-    {"results": "elsewhere"},
-    {"trainer__log_every": 3},
-    {"trainer__checkpoint_every": 3},
-    {"trainer__threads": 2},
-    {"trainer__probe_every": 5},
-    {"trainer__devices": 2},
-    {"trainer__recompute": "full"},
-    {"trainer__loggers": ["wandb"]},
-    {"trainer__keep_steps": [3]},
-    {"evaluate__splits": ["test"]},
-    {"evaluate__batch_size": 3},
-    {"model__mixers__kda__neg_eigval": True},
-    {"model__residual__mhc__iters": 3},
-    {"model__preset": None},
-    {"name": "other"},
-    {"probe__windows": 9},
-    {"model__backend": "torch"},
+    *each(device="auto", results="elsewhere", trainer__log_every=3, trainer__checkpoint_every=3),
+    *each(trainer__threads=2, trainer__probe_every=5, trainer__devices=2, trainer__recompute="full"),
+    *each(trainer__loggers=["wandb"], trainer__keep_steps=[3], evaluate__splits=["test"]),
+    *each(evaluate__batch_size=3, model__mixers__kda__neg_eigval=True, model__residual__mhc__iters=3),
+    *each(model__preset=None, name="other", probe__windows=9, model__backend="torch"),
 )
 
 
@@ -99,76 +55,28 @@ def test_identities():
     check(RECORDED / "identities.txt", lines())
 
 
+COUNTS = (
+    *("max_steps", "accumulate", "log_every", "val_every", "val_tokens", "checkpoint_every", "probe_every"),
+    *("patience", "pause_at", "threads", "recompute_block", "devices", "context", "nodes"),
+)
+TWO = {"trainer__devices": 2, "trainer__accumulate": 2}
+SLURM, RAY = ({**TWO, "sweep__engine": engine} for engine in ("slurm", "ray"))
+BPE, STUDY = {"data__tokenizer": "bpe"}, {"optim__lr_study": "quickstart_rates"}
 REFUSED = (
-    *(
-        {f"trainer__{key}": 0}
-        for key in (
-            "max_steps",
-            "accumulate",
-            "log_every",
-            "val_every",
-            "val_tokens",
-            "checkpoint_every",
-            "probe_every",
-            "patience",
-            "pause_at",
-            "threads",
-            "recompute_block",
-            "devices",
-            "context",
-            "nodes",
-        )
-    ),
-    {"optim__warmup_steps": -1},
-    {"optim__warmup_steps": 0},
-    {"sweep__workers": 0},
-    {"evaluate__stride": 0},
-    {"evaluate__windows": 0},
-    {"evaluate__batch_size": 0},
-    {"seed": -1},
-    {"seed": 2**63},
-    {"seed": 2**63 - 1},
-    {"trainer__keep_steps": [5, 301]},
-    {"trainer__keep_steps": [0]},
-    {"trainer__keep_steps": [1, 300]},
-    {"optim__lr": 0.0},
-    {"optim__clip": 0.0},
-    {"optim__eps": 0.0},
-    {"optim__lr": float("inf")},
-    {"optim__lr_min": -1.0},
-    {"optim__weight_decay": -0.1},
-    {"optim__weight_decay": 0.0},
-    {"optim__beta1": 1.0},
-    {"optim__beta2": -0.1},
-    {"optim__beta2": 1.0},
-    {"optim__beta1": 0.0},
-    {"trainer__max_minutes": 0.0},
-    {"trainer__max_minutes": 0.1},
-    {"optim__lr": 1e-4},
-    {"optim__lr": 3e-4},
-    {"evaluate__stride": 33},
-    {"evaluate__stride": 32},
-    {"device": "gpu"},
-    {"trainer__precision": "fp16"},
-    {"trainer__recompute": "some"},
-    {"trainer__strategy": "zero"},
-    {"model__backend": "tritn"},
-    {"trainer__loggers": ["tensorboard", "comet"]},
-    {"evaluate__splits": ["train"]},
-    {"name": ""},
-    {"name": "a/b"},
-    {"name": ".a"},
-    {"name": "a\\b"},
-    {"name": "report"},
-    {"name": "published"},
-    {"name": "verdict"},
-    {"results": ""},
-    {"evaluate__carry": True},
-    {"model__residual__name": "nothing"},
-    {"model__channel__name": "nothing"},
-    {"model__n_heads": 3},
-    {"model__pattern": "Z"},
-    {"model__depth": 0},
+    *each(**{f"trainer__{key}": 0 for key in COUNTS}),
+    *each(optim__warmup_steps=(-1, 0), sweep__workers=0),
+    *each(evaluate__stride=0, evaluate__windows=0, evaluate__batch_size=0, seed=(-1, 2**63, 2**63 - 1)),
+    *each(trainer__keep_steps=([5, 301], [0], [1, 300])),
+    *each(optim__lr=0.0, optim__clip=0.0, optim__eps=0.0),
+    *each(optim__lr=float("inf"), optim__lr_min=-1.0, optim__weight_decay=(-0.1, 0.0)),
+    *each(optim__beta1=1.0, optim__beta2=(-0.1, 1.0)),
+    *each(optim__beta1=0.0, trainer__max_minutes=(0.0, 0.1)),
+    *each(optim__lr=(1e-4, 3e-4), evaluate__stride=(33, 32), device="gpu", trainer__precision="fp16"),
+    *each(trainer__recompute="some", trainer__strategy="zero", model__backend="tritn"),
+    *each(trainer__loggers=["tensorboard", "comet"], evaluate__splits=["train"]),
+    *each(name=("", "a/b", ".a", "a\\b", "report", "published", "verdict"), results=""),
+    *each(evaluate__carry=True, model__residual__name="nothing", model__channel__name="nothing"),
+    *each(model__n_heads=3, model__pattern="Z", model__depth=0),
     {"trainer__compile": True, "trainer__recompute": "full"},
     {"trainer__compile": True, "trainer__recompute": "selective"},
     {"trainer__compile": True},
@@ -176,89 +84,40 @@ REFUSED = (
     {"trainer__devices": 2, "trainer__accumulate": 4},
     {"trainer__nodes": 2},
     {"trainer__devices": 4, "trainer__context": 2, "trainer__accumulate": 3},
-    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "fsdp", "trainer__compile": True},
-    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "fsdp", "trainer__probe_every": 3},
-    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "ddp", "trainer__probe_every": 3},
+    {**TWO, "trainer__strategy": "fsdp", "trainer__compile": True},
+    {**TWO, "trainer__strategy": "fsdp", "trainer__probe_every": 3},
+    {**TWO, "trainer__strategy": "ddp", "trainer__probe_every": 3},
     {"trainer__context": 2},
     {"trainer__devices": 3, "trainer__context": 3},
     {"trainer__devices": 2, "trainer__context": 2},
     {"trainer__devices": 2, "trainer__context": 2, "trainer__compile": True},
     {"trainer__nodes": 2, "trainer__accumulate": 2, "sweep__engine": "slurm"},
-    {
-        "trainer__devices": 2,
-        "trainer__accumulate": 2,
-        "sweep__engine": "slurm",
-        "sweep__slurm__gpus": 1,
-        "device": "auto",
-    },
-    {
-        "trainer__devices": 2,
-        "trainer__accumulate": 2,
-        "sweep__engine": "ray",
-        "sweep__ray__gpus": 0.5,
-        "device": "cuda",
-    },
-    {
-        "trainer__devices": 2,
-        "trainer__accumulate": 2,
-        "sweep__engine": "ray",
-        "sweep__ray__gpus": 0.0,
-        "device": "auto",
-    },
-    {
-        "trainer__devices": 2,
-        "trainer__accumulate": 2,
-        "sweep__engine": "slurm",
-        "sweep__slurm__gpus": 2,
-        "device": "cuda",
-    },
-    {"trainer__devices": 2, "trainer__accumulate": 2, "sweep__engine": "list", "device": "cuda"},
-    {"data__name": "nothing"},
-    {"data__seq_len": 0},
-    {"data__batch_size": 0},
-    {"data__tokenizer": "words"},
-    {"data__pack": "boxes"},
-    {"data__tokenizer": "bpe", "data__vocab_size": 256},
+    {**SLURM, "sweep__slurm__gpus": 1, "device": "auto"},
+    {**RAY, "sweep__ray__gpus": 0.5, "device": "cuda"},
+    {**RAY, "sweep__ray__gpus": 0.0, "device": "auto"},
+    {**SLURM, "sweep__slurm__gpus": 2, "device": "cuda"},
+    {**TWO, "sweep__engine": "list", "device": "cuda"},
+    *each(data__name="nothing", data__seq_len=0, data__batch_size=0, data__tokenizer="words"),
+    *each(data__pack="boxes"),
+    {**BPE, "data__vocab_size": 256},
     {"data__vocab_size": 2**21, "data__tokenizer": "bpe"},
-    {"data__tokenizer": "bpe", "data__vocab_size": 257},
-    {"data__seq_len": 10**7},
-    {"data__path": None},
-    {"data__revision": "abc"},
-    {"data__train_path": "x"},
+    {**BPE, "data__vocab_size": 257},
+    *each(data__seq_len=10**7, data__path=None, data__revision="abc", data__train_path="x"),
     {"data__gpt2_path": "nowhere", "data__tokenizer": "gpt2"},
-    {"probe__windows": 0},
-    {"probe__batch_size": 0},
-    {"probe__long_windows": 0},
-    {"probe__extrapolate": 0},
-    {"probe__map_tokens": 0},
-    {"probe__routing_tokens": 0},
-    {"probe__tokens": 0},
-    {"probe__top_k": 0},
-    {"probe__stream_energy": 0.0},
-    {"probe__stream_energy": 1.0},
-    {"probe__stream_energy": 1.1},
-    {"probe__temperature": -1.0},
-    {"probe__temperature": 0.0},
-    {"probe__routing_split": "train"},
-    {"probe__sentence": " "},
-    {"probe__at": "first"},
-    {"probe__at": "0"},
-    {"probe__at": "10"},
-    {"probe__at": "last"},
-    {"probe__top_k": None},
-    {"match": "params"},
-    {"match": "size"},
+    *each(probe__windows=0, probe__batch_size=0, probe__long_windows=0, probe__extrapolate=0),
+    *each(probe__map_tokens=0, probe__routing_tokens=0, probe__tokens=0, probe__top_k=0),
+    *each(probe__stream_energy=(0.0, 1.0, 1.1), probe__temperature=(-1.0, 0.0)),
+    *each(probe__routing_split="train", probe__sentence=" ", probe__at=("first", "0", "10", "last")),
+    *each(probe__top_k=None, match=("params", "size")),
     {"match_length": 0, "match": "flops"},
     {"match_length": 64, "match": "params"},
     {"match_length": 64},
     {"match": "state", "match_length": 64},
-    {"trainer__tokens_per_parameter": 0.0},
-    {"trainer__tokens_per_parameter": 20.0},
+    *each(trainer__tokens_per_parameter=(0.0, 20.0)),
     {"trainer__tokens_per_parameter": 20.0, "trainer__max_steps": 7},
-    {"optim__lr_study": "nothing"},
-    {"optim__lr_study": "quickstart_rates"},
-    {"optim__lr_study": "quickstart_rates", "optim__lr": 0.5},
-    {"optim__lr_min_ratio": 2.0},
+    *each(optim__lr_study=("nothing", "quickstart_rates")),
+    {**STUDY, "optim__lr": 0.5},
+    *each(optim__lr_min_ratio=2.0),
 )
 OF_A_TASK = (
     {},
@@ -273,15 +132,6 @@ OF_A_TASK = (
     {"data__vocab_size": 99},
     {"data__seq_len": 64},
 )
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    forget_texts()
-    write_text(tmp_path / "book.txt", 30)
-    return tmp_path
 
 
 def test_what_plans_refuse(place: Path):
@@ -311,13 +161,7 @@ def test_what_plans_refuse(place: Path):
 
 def test_a_model_is_checked_at_the_length_and_the_vocabulary_that_it_is_trained_with(place: Path):
     """GSA's k_base is an eighth of the length: 8 at 64 tokens, where a vocabulary of 257 would make it 32."""
-    text = tiny_config(
-        data__name="text",
-        data__path="book.txt",
-        data__tokenizer="bytes",
-        data__seq_len=64,
-        model__pattern="G",
-    )
+    text = tiny_config(data__name="text", data__path="book.txt", data__seq_len=64, model__pattern="G")
     fits = changed(text, model__mixers__gsa__k_max=10)
     check_config(fits)
     with pytest.raises(UserError, match="k_min ≤ k_base ≤ k_max, not 9, 8, 16"):

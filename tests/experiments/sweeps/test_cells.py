@@ -4,8 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.program import write_text
-from support.steady import changed, forget_texts, said, tiny_config
+from support.steady import changed, said, tiny_config
 
 from experiments import engines, sweep
 from experiments.engines.engine import Engine, State
@@ -52,13 +51,9 @@ def _complete(metrics: dict):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    forget_texts()
-    write_text(tmp_path / "book.txt", 30)
+def place(place: Path, monkeypatch) -> Path:
     monkeypatch.setattr(execute.peak_flops, "peak", lambda device, cache: None)
-    return tmp_path
+    return place
 
 
 def _configs(count: int, **keys):

@@ -19,7 +19,6 @@ from support.recorded import check, flat
 from support.steady import (
     changed,
     files_in,
-    forget_texts,
     masked,
     pretended_machine,
     refusal,
@@ -58,12 +57,9 @@ class Ticks:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch) -> Path:
+def place(place: Path, monkeypatch) -> Path:
     """A working folder with a text, a peak rate that is given, and no machine."""
-    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    forget_texts()
-    write_text(tmp_path / "book.txt", 40)
+    write_text(place / "book.txt", 40)
     monkeypatch.setattr(peak_flops, "peak", lambda device, cache, above=0.0: peak_flops.Peak(1e8, "given"))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 2**20)
     monkeypatch.setattr("experiments.system.machine.load", lambda: 0.5)
@@ -73,10 +69,10 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     made = train.make_model
     monkeypatch.setattr(train, "make_model", lambda config, corpus: set_by_formula(made(config, corpus)))
     ticks = Ticks()
-    for module in (callbacks, callbacks, train):
+    for module in (callbacks, train):
         monkeypatch.setattr(module, "time", ticks)
     with pretended_machine(torch_version=None):
-        yield tmp_path
+        yield place
 
 
 def _run(config) -> tuple[RunFolder, list[str]]:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.attention_watch import AttentionWatch
 from support.kernel_cases import assert_agree, normal, packed, qkv
 from support.peak_memory import printed_by
+from support.watch import AttentionWatch
 
 from kernels import attention, timeline_attention
 from kernels.ops import attention as torch_ops

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from support.kernel_cases import TOLERANCE, normal, packed, rmse_ratio, value_and_gradients
 from support.margins import above, below
+from support.watch import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kernels import mesa, mesa_residuals
 from kernels.autograd import flop_counter
@@ -332,18 +331,6 @@ def test_scan_is_its_loop(steps):
     torch.testing.assert_close(scan(writes, gates, normal(2, 3, seed=1)), torch.stack(wanted, 1))
 
 
-class Largest(TorchDispatchMode):
-    """The elements of the largest tensor that is made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.elements = max(self.elements, *sizes, 0)
-        return result
-
-
 @pytest.mark.parametrize("sequences", [None, 8], ids=["batch", "packed"])
 def test_cost_on_meta_is_linear_in_time(sequences):
     """FLOPs and the largest tensor a token, forward and backward; none is as large as H at every token."""
@@ -354,9 +341,9 @@ def test_cost_on_meta_is_linear_in_time(sequences):
         cu_seqlens = (
             None if sequences is None else torch.empty(sequences + 1, dtype=torch.int32, device="meta")
         )
-        with flop_counter() as counter, Largest() as largest:
+        with flop_counter() as counter, Watch() as watch:
             mesa(*tokens, tensors[5], cu_seqlens=cu_seqlens)[0].sum().backward()
-        return counter.get_total_flops() / time, largest.elements / time
+        return counter.get_total_flops() / time, watch.largest / time
 
     (flops, elements), (flops_later, elements_later) = cost(2048), cost(16_384)
     assert flops_later <= 1.05 * flops

@@ -7,9 +7,8 @@ import torch
 from support.kernel_cases import assert_agree, normal, packed
 from support.margins import below
 from support.peak_memory import printed_by
+from support.watch import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kernels import attention, nsa_attention, nsa_blocks
 from kernels.autograd import flop_counter
@@ -291,20 +290,7 @@ def test_half_precision_is_near_the_definition():
         below((got - wanted).norm(), 5 * 2**-8 * wanted.norm())  # one unit of bf16 is 2^-8
 
 
-class Watch(TorchDispatchMode):
-    """scores: entries that went through a softmax; largest: elements of the largest result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = self.largest = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if operator in (torch.ops.aten._softmax.default, torch.ops.aten.exp_.default):
-            self.scores += args[0].numel()
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
+SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten.exp_.default)
 
 
 @pytest.mark.parametrize("time", [2048, pytest.param(16_384, marks=pytest.mark.slow)])
@@ -313,7 +299,7 @@ def test_scores_are_those_of_the_three_branches_and_never_many_at_once(time):
     tensors = [
         x.float() for x in inputs(1, time, heads=heads, kv_heads=1, width=2, value_width=2, blocks=time // 16)
     ]
-    with Watch() as watch, torch.no_grad():
+    with Watch(lambda operator, _: operator in SOFTMAX) as watch, torch.no_grad():
         forward(*tensors[:2], *(tensors[i : i + 2] for i in (2, 4, 6)), sizes)
     exact = sum(max(0, t - 15) // 16 + min(t + 1, 1024) + min(t + 1, 512) for t in range(time)) * heads
     # Beside what is masked: half a block of queries, half a selection block, half a tile of every block.

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from support.kernel_cases import normal, packed, qkv
 from support.peak_memory import printed_by
+from support.watch import Watch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kernels import path_attention
 from kernels.autograd import flop_counter
@@ -21,20 +20,6 @@ def inputs(batch: int, time: int, heads: int, kv_heads: int, width: int) -> list
     w = F.normalize(normal(batch, time, kv_heads, width, seed=4), dim=-1)
     beta, g = normal(batch, time, kv_heads, seed=5).sigmoid(), -normal(batch, time, heads, seed=6).abs()
     return [*qkv(batch, time, heads=heads, kv_heads=kv_heads, width=width), w, beta, g]
-
-
-class Watch(TorchDispatchMode):
-    """largest: elements of the largest tensor that anything made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
 
 
 @pytest.mark.parametrize("time", [1024, pytest.param(16_384, marks=pytest.mark.long)])

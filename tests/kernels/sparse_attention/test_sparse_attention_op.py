@@ -7,8 +7,7 @@ import torch
 from support.kernel_cases import assert_agree, normal, packed, qkv
 from support.margins import below
 from support.peak_memory import printed_by
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from support.watch import Watch
 
 from kernels import attention, lightning_topk, sparse_attention
 from kernels.indices import BUDGET, LARGEST
@@ -183,27 +182,16 @@ def test_the_definition_refuses_a_key_of_another_sequence():
 LONG, KEPT = 16_384, 32
 
 
-class Watch(TorchDispatchMode):
-    """scores: entries that were ranked; largest: elements of the largest result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = self.largest = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if operator is torch.ops.aten.ge.Tensor and args[0].dim() == 3:  # ranks, by the lowest kept
-            self.scores += args[0].numel()
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
+def ranked(operator, args) -> bool:
+    """By the lowest score that is kept."""
+    return operator is torch.ops.aten.ge.Tensor and args[0].dim() == 3
 
 
 @pytest.mark.parametrize("time", [2048, pytest.param(LONG, marks=pytest.mark.long)])
 def test_scores_are_half_of_all_pairs_and_never_many_at_once(time):
     heads, width = 2, 2
     inputs = torch.randn(1, time, heads, width), torch.randn(1, time, width), torch.rand(1, time, heads)
-    with Watch() as watch:
+    with Watch(ranked) as watch:
         lightning_topk(*inputs, torch.zeros(heads), k=KEPT)
     pairs = time * (time + 1) // 2
     assert pairs <= watch.scores <= pairs + time * LARGEST // 2
