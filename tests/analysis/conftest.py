@@ -10,102 +10,17 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from support.pretended_runs import SUMMARY
 
 from analysis import write_report
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
 
-BLUE, VERMILION = "#0072b2", "#d55e00"
+VERMILION = "#d55e00"
 
 METRICS_HEADER = (
     "step,tokens,split,loss,aux_loss,perplexity,lr,grad_norm,seconds,tokens_per_second,mfu,peak_memory_bytes"
 )
-
-SUMMARY = {
-    "schema": 1,
-    "model": {
-        "preset": "transformer",
-        "pattern": "FFFF",
-        "layout": None,
-        "depth": 4,
-        "d_model": 64,
-        "residual": "add",
-        "channel": "swiglu",
-        "color": BLUE,
-        "family": "attention",
-    },
-    "blocks": [
-        {
-            "letter": "F",
-            "name": "attention",
-            "title": "full attention",
-            "family": "attention",
-            "color": BLUE,
-            "mask": "causal",
-        }
-    ],
-    "data": {
-        "name": "pydocs",
-        "train": "pydocs",
-        "validation": "pydocs",
-        "test": "pydocs",
-        "tokenizer": "bpe",
-        "vocab_size": 4096,
-        "seq_len": 128,
-        "pack": "stream",
-        "fingerprint": "f00d",
-        "unigram_entropy": 6.5,
-        "splits": {
-            "train": {"tokens": 1_200_000, "words": 800_000, "bytes": 5_000_000, "documents": 900},
-            "validation": {"tokens": 60_000, "words": 40_000, "bytes": 250_000, "documents": 45},
-            "test": {"tokens": 60_000, "words": 40_000, "bytes": 250_000, "documents": 45},
-        },
-    },
-    "recipe": {
-        "steps": 300,
-        "batch_size": 8,
-        "accumulate": 1,
-        "tokens_per_step": 1024,
-        "lr": 3e-3,
-        "lr_min": 3e-4,
-        "warmup_steps": 30,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "weight_decay": 0.1,
-        "clip": 1.0,
-        "precision": "32",
-    },
-    "parameters": 460_000,
-    "parameters_non_embedding": 200_000,
-    "flops_per_token": {"forward": 1.4e6, "training": 4.2e6},
-    "state_bytes": {"1024": 2_097_152, "8192": 16_777_216, "131072": 268_435_456},
-    "best_step": 300,
-    "steps": 300,
-    "stopped": "finished",
-    "tokens": 307_200,
-    "seconds": 41.5,
-    "tokens_per_second": 7402.4,
-    "mfu": None,
-    "mfu_peak_flops": 1e11,
-    "mfu_peak_source": "estimated",
-    "peak_memory_bytes": 310_000_000,
-    "workers": 1,
-    "load": 0.9,
-    "commit": "0123456789abcdef0123456789abcdef01234567",
-    "dirty": False,
-    "versions": {"python": "3.11.9", "torch": "2.13.0", "lightning": "2.6.6"},
-    "machine": {
-        "host_cpu": "Example CPU",
-        "cores": 2,
-        "memory_bytes": 8 * 2**30,
-        "gpu": None,
-        "threads": 1,
-        "capability": "AVX512",
-        "platform": "Linux",
-    },
-    "command": "python run.py model=transformer",
-    "finished": "2026-11-21T02:00:00+00:00",
-}
 
 
 def evaluation(loss: float) -> dict:

@@ -108,25 +108,10 @@ def test_calls_launch_the_same_kernels_on_the_same_grids(family, monkeypatch):
 
 
 WIDE = (
-    *(
-        "delta_rule, KDA",
-        "delta_rule, a gate a head",
-        "memory_mixture",
-        "path_attention",
-        "mesa, heads of 256",
-    ),
-    *(
-        "mesa, heads of 256, a step",
-        "sparse_attention with its gate",
-        "indexer_kl, DSA",
-        "lightning_topk, DSA",
-    ),
-    *(
-        "nsa_attention, groups of 16",
-        "short_conv",
-        "hyper_coefficients and hyper_pre with the norm",
-        "hyper_post",
-    ),
+    *("delta_rule, KDA", "delta_rule, a gate a head", "memory_mixture", "path_attention"),
+    *("mesa, heads of 256", "mesa, heads of 256, a step", "sparse_attention with its gate"),
+    *("indexer_kl, DSA", "lightning_topk, DSA", "nsa_attention, groups of 16", "short_conv"),
+    *("hyper_coefficients and hyper_pre with the norm", "hyper_post"),
 )
 
 

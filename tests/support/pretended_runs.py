@@ -8,10 +8,96 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.loading.columns import RUN_COLUMNS
 from analysis.loading.results import Results, _runs_frame, _unfinished_frame
 from analysis.loading.tables import SPLIT_TABLES, none
 
 COLORS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+BLUE = "#0072b2"
+HELD_OUT = {"tokens": 60_000, "words": 40_000, "bytes": 250_000, "documents": 45}
+SUMMARY = {
+    "schema": 1,
+    "model": {
+        "preset": "transformer",
+        "pattern": "FFFF",
+        "layout": None,
+        "depth": 4,
+        "d_model": 64,
+        "residual": "add",
+        "channel": "swiglu",
+        "color": BLUE,
+        "family": "attention",
+    },
+    "blocks": [
+        {
+            "letter": "F",
+            "name": "attention",
+            "title": "full attention",
+            "family": "attention",
+            "color": BLUE,
+            "mask": "causal",
+        }
+    ],
+    "data": {
+        **dict.fromkeys(("name", "train", "validation", "test"), "pydocs"),
+        "tokenizer": "bpe",
+        "vocab_size": 4096,
+        "seq_len": 128,
+        "pack": "stream",
+        "fingerprint": "f00d",
+        "unigram_entropy": 6.5,
+        "splits": {
+            "train": {"tokens": 1_200_000, "words": 800_000, "bytes": 5_000_000, "documents": 900},
+            "validation": HELD_OUT,
+            "test": HELD_OUT,
+        },
+    },
+    "recipe": {
+        "steps": 300,
+        "batch_size": 8,
+        "accumulate": 1,
+        "tokens_per_step": 1024,
+        "lr": 3e-3,
+        "lr_min": 3e-4,
+        "warmup_steps": 30,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "weight_decay": 0.1,
+        "clip": 1.0,
+        "precision": "32",
+    },
+    "parameters": 460_000,
+    "parameters_non_embedding": 200_000,
+    "flops_per_token": {"forward": 1.4e6, "training": 4.2e6},
+    "state_bytes": {"1024": 2_097_152, "8192": 16_777_216, "131072": 268_435_456},
+    "best_step": 300,
+    "steps": 300,
+    "stopped": "finished",
+    "tokens": 307_200,
+    "seconds": 41.5,
+    "tokens_per_second": 7402.4,
+    "mfu": None,
+    "mfu_peak_flops": 1e11,
+    "mfu_peak_source": "estimated",
+    "peak_memory_bytes": 310_000_000,
+    "workers": 1,
+    "load": 0.9,
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "dirty": False,
+    "versions": {"python": "3.11.9", "torch": "2.13.0", "lightning": "2.6.6"},
+    "machine": {
+        "host_cpu": "Example CPU",
+        "cores": 2,
+        "memory_bytes": 8 * 2**30,
+        "gpu": None,
+        "threads": 1,
+        "capability": "AVX512",
+        "platform": "Linux",
+    },
+    "command": "python run.py model=transformer",
+    "finished": "2026-11-21T02:00:00+00:00",
+}
+"""The summary of a run as it is written."""
 BLOCKS = {
     "F": {
         "letter": "F",
@@ -22,92 +108,47 @@ BLOCKS = {
     },
     "K": {"letter": "K", "name": "delta", "title": "Delta rule", "color": "#009E73", "mask": "recurrent"},
 }
-TEXT = {
+
+
+def _dug(source: str) -> Any:
+    value: Any = SUMMARY
+    for key in source.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+_OWN = {c.name: _dug(c.source) for c in RUN_COLUMNS if c.source and c.name not in ("color", "blocks")}
+TEXT = {name: value for name, value in _OWN.items() if value is not None} | {
     "experiment": "pretended",
     "layout": None,
-    "depth": 4,
-    "d_model": 64,
-    "residual": "add",
-    "channel": "swiglu",
     "family": "one",
     "data": "books",
-    "training_set": "books 1",
-    "validation_set": "books 2",
-    "test_set": "books 3",
-    "tokenizer": "bpe",
-    "vocab_size": 4096,
-    "seq_len": 128,
-    "pack": "stream",
-    "data_fingerprint": "f00d",
-    "train_split_tokens": 1_234_567,
-    "train_split_bytes": 5_000_000,
-    "unigram_entropy": 6.5,
-    "planned_steps": 300,
-    "batch_size": 8,
-    "accumulate": 1,
-    "tokens_per_step": 1024,
-    "lr": 3e-3,
-    "lr_min": 3e-4,
-    "warmup_steps": 30,
-    "optimizer": "adamw",
-    "schedule": "cosine",
-    "weight_decay": 0.1,
-    "clip": 1.0,
     "precision": "fp32",
-    "parameters": 460_000,
-    "parameters_non_embedding": 200_000,
-    "flops_forward": 1.4e6,
-    "flops_training": 4.2e6,
-    "state_bytes_1024": 2_097_152,
-    "state_bytes_8192": 16_777_216,
-    "state_bytes_131072": 268_435_456,
+    **{f"{part}_set": f"books {n}" for n, part in enumerate(("training", "validation", "test"), 1)},
+    "train_split_tokens": 1_234_567,
     "state_bytes_context": 262_144,
     "test_tokens": 60_000,
     "test_stride": 64,
     "best_step": 290,
-    "steps": 300,
-    "stopped": "finished",
-    "tokens": 307_200,
-    "seconds": 41.5,
-    "tokens_per_second": 7402.4,
     "mfu": 0.31,
-    "mfu_peak_flops": 1e11,
     "mfu_peak_source": "measured",
-    "peak_memory_bytes": 310_000_000,
-    "commit": "0123456789abcdef0123456789abcdef01234567",
-    "dirty": False,
-    "versions": '{"python": "3.12.1", "torch": "2.13.0"}',
-    "cpu": "Example CPU",
     "gpu": None,
-    "cores": 2,
-    "threads": 1,
+    "versions": '{"python": "3.12.1", "torch": "2.13.0"}',
     "capability": "AVX2",
-    "workers": 1,
-    "load": 0.9,
-    "memory_bytes": 8 * 2**30,
-    "platform": "Linux",
-    "command": "python run.py model=transformer",
-    "finished": "2026-11-21T02:00:00+00:00",
 }
 TASK = {
     **TEXT,
     "data": "mqar",
-    "training_set": "mqar (length 16, pairs 4)",
-    "validation_set": "mqar (length 16, pairs 4)",
-    "test_set": "mqar (length 16, pairs 4)",
+    **dict.fromkeys(("training_set", "validation_set", "test_set"), "mqar (length 16, pairs 4)"),
+    **dict.fromkeys(("pack", "train_split_tokens", "train_split_bytes", "unigram_entropy")),
+    **dict.fromkeys(("test_tokens", "test_stride")),
     "tokenizer": "none",
     "vocab_size": 64,
     "seq_len": 16,
-    "pack": None,
-    "train_split_tokens": None,
-    "train_split_bytes": None,
-    "unigram_entropy": None,
     "hardness": "tokens between a key and its question",
     "chance": 0.03125,
     "shortcut": 0.38,
     "memorised": 0.03,
-    "test_tokens": None,
-    "test_stride": None,
 }
 
 

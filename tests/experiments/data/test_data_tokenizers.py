@@ -93,20 +93,8 @@ def test_pieces_do_not_change_the_tokens(tokenizer, length):
 @pytest.mark.parametrize(
     "unit",
     [
-        *(
-            "ACGT",
-            "日本語",
-            "ข้อความ",
-            "\n",
-            " ",
-            "=",
-            "1",
-            "日本，",
-            "日1²",
-            "a1",
-            "line\n",
-            '{"k":1,"v":[true]},',
-        ),
+        *("ACGT", "日本語", "ข้อความ", "\n", " ", "=", "1", "日本，", "日1²", "a1", "line\n"),
+        '{"k":1,"v":[true]},',
         "words " * 500 + "x" * 5_000,
         "x" * LONGEST_WORD + ". " + "y" * (LONGEST_WORD + 2) + ". ",
     ],

@@ -33,10 +33,8 @@ LENGTH = 24
 PRESETS = [
     "transformer",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("kda", "hypergraph")),
-    *(
-        pytest.param(name, marks=pytest.mark.long)
-        for name in ("lfm2", "mom", "nsa", "orthgsa", "path_fox", "mla")
-    ),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2", "mom", "nsa", "orthgsa")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("path_fox", "mla")),
 ]
 
 
@@ -62,15 +60,9 @@ def by_one_pass(loaded: LoadedRun, context: str, more: str) -> tuple[float, bool
     return float(logs.gather(-1, wanted[:, None]).sum()), bool((logs.argmax(-1) == wanted).all())
 
 
-QUESTIONS = [
-    ("ab", "cd"),
-    ("ab", "c"),
-    ("ab", "xyz"),
-    ("other", "cd"),
-    ("", "begin"),
-    ("a context longer than the model has seen", "end"),
-    ("a context longer than the model has seen", "of it"),
-]
+LONG = "a context longer than the model has seen"
+QUESTIONS = [("ab", "cd"), ("ab", "c"), ("ab", "xyz"), ("other", "cd"), ("", "begin")]
+QUESTIONS += [(LONG, "end"), (LONG, "of it")]
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -148,28 +140,15 @@ def tasks(tmp_path: Path) -> Path:
         "rolling": [{"text": "alpha beta gamma delta " * (i + 2)} for i in range(3)],
         "generation": [{"question": f"alpha {i}", "answer": "x"} for i in range(2)],
     }
+    names = ("output_type", "doc_to_text", "doc_to_target", "metric_list")
     more = {
-        "choices": {
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{question}}",
-            "doc_to_choice": "{{choices}}",
-            "doc_to_target": "answer",
-            "metric_list": [{"metric": "acc"}],
-        },
-        "rolling": {
-            "output_type": "loglikelihood_rolling",
-            "doc_to_text": "",
-            "doc_to_target": "{{text}}",
-            "metric_list": [{"metric": "bits_per_byte"}],
-        },
-        "generation": {
-            "output_type": "generate_until",
-            "doc_to_text": "{{question}}",
-            "doc_to_target": "{{answer}}",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "do_sample": False},
-            "metric_list": [{"metric": "exact_match"}],
-        },
+        "choices": ("multiple_choice", "{{question}}", "answer", [{"metric": "acc"}]),
+        "rolling": ("loglikelihood_rolling", "", "{{text}}", [{"metric": "bits_per_byte"}]),
+        "generation": ("generate_until", "{{question}}", "{{answer}}", [{"metric": "exact_match"}]),
     }
+    more = {name: dict(zip(names, values, strict=True)) for name, values in more.items()}
+    more["choices"]["doc_to_choice"] = "{{choices}}"
+    more["generation"]["generation_kwargs"] = {"until": ["\n"], "max_gen_toks": 4, "do_sample": False}
     folder = tmp_path / "tasks"
     folder.mkdir()
     for name, found in rows.items():

@@ -210,25 +210,13 @@ KERNEL_CUT = packed(1, 20, 4)
 KERNEL_CALLS = {
     "plain": (layer(2, 17, heads=2), {}, None),
     "one token": (layer(2, 1), {}, None),
-    "widths": (
-        layer(1, 9, heads=2, kv_heads=1, width=40, index_heads=1, index_width=20),
-        {"scale": 0.7},
-        None,
-    ),
+    "widths": (layer(1, 9, 2, 1, width=40, index_heads=1, index_width=20), {"scale": 0.7}, None),
     "a large group": (layer(1, 5, heads=20, kv_heads=1, index_heads=5), {}, None),
     "blocks of keys": (layer(1, 70, heads=1, kv_heads=1), {}, None),
     "packed": (layer(1, 25), {"cu_seqlens": KERNEL_CUT}, None),
-    "packed, empty sequences": (
-        layer(1, 9, heads=2, kv_heads=1),
-        {"cu_seqlens": packed(0, 3, 0, 6)},
-        None,
-    ),
+    "packed, empty sequences": (layer(1, 9, 2, 1), {"cu_seqlens": packed(0, 3, 0, 6)}, None),
     # Gradients of 2,050 numbers: two programs of 1,024 scale all but the last two.
-    "gradients of several programs": (
-        layer(1, 41, heads=1, kv_heads=1, index_heads=1, index_width=50),
-        {},
-        None,
-    ),
+    "gradients of several programs": (layer(1, 41, 1, 1, index_heads=1, index_width=50), {}, None),
     "lists": (layer(2, 9), {}, 4),
     "lists, one head": (layer(1, 7, heads=1, kv_heads=1, index_heads=1), {}, 3),
     "lists, packed": (layer(1, 25, heads=2, kv_heads=1), {"cu_seqlens": KERNEL_CUT}, 5),

@@ -72,6 +72,8 @@ def test_a_query_keeps_itself_where_other_scores_are_as_high_as_can_be(backend, 
     assert chosen.tolist() == [int(step) for step in steps] == list(range(12))
 
 
+RULE, CUT = AdaptiveK("inverse", 6, 2, 12), packed(1, 8, 4, 1, 23)
+FAR, FAR_CUT = indexer(1, 161, heads=2, width=3), {"cu_seqlens": packed(1, 130, 0, 7, 1, 22)}
 CALLS = {
     "one k": (indexer(2, 37), {"k": 5}),
     "one token": (indexer(2, 1), {"k": 3}),
@@ -79,33 +81,19 @@ CALLS = {
     "wider result": (indexer(1, 9), {"k": 2, "k_max": 6}),
     "k by query": (indexer(2, 37), {"k": counts(2, 37, 7), "k_max": 7}),
     "seed rule": (indexer(2, 37), {"k": AdaptiveK("seed", 6, 2, 12)}),
-    "inverse rule": (indexer(2, 37), {"k": AdaptiveK("inverse", 6, 2, 12)}),
+    "inverse rule": (indexer(2, 37), {"k": RULE}),
     "no rule": (indexer(1, 21), {"k": AdaptiveK("none", 6, 2, 12)}),
     "shorter q": (indexer(2, 37, queries=5), {"k": 6}),
     "one head": (indexer(2, 37, heads=1), {"k": 6}),
     "blocks": (indexer(1, 150, heads=2, width=3), {"k": AdaptiveK("inverse", 20, 3, 40)}),
-    "packed": (indexer(1, 37), {"k": 4, "cu_seqlens": packed(1, 8, 4, 1, 23)}),
+    "packed": (indexer(1, 37), {"k": 4, "cu_seqlens": CUT}),
     "ReLU": (signed(indexer(2, 37)), {"k": 5, "scores": "relu"}),
-    "ReLU, packed, adaptive": (
-        signed(indexer(1, 37)),
-        {"k": AdaptiveK("inverse", 6, 2, 12), "scores": "relu", "cu_seqlens": packed(1, 8, 4, 1, 23)},
-    ),
-    "one choice for five": (indexer(2, 37), {"k": AdaptiveK("inverse", 6, 2, 12), "share": 5}),
+    "ReLU, packed, adaptive": (signed(indexer(1, 37)), {"k": RULE, "scores": "relu", "cu_seqlens": CUT}),
+    "one choice for five": (indexer(2, 37), {"k": RULE, "share": 5}),
     "one choice, shorter q": (indexer(2, 37, queries=13), {"k": counts(2, 13, 7), "k_max": 7, "share": 4}),
     "blocks of keys": (signed(indexer(2, 37)), {"k": 9, "key_block": 4, "scores": "relu"}),
-    "both, packed": (
-        indexer(1, 161, heads=2, width=3),
-        {
-            "k": AdaptiveK("inverse", 9, 2, 19),
-            "cu_seqlens": packed(1, 130, 0, 7, 1, 22),
-            "share": 16,
-            "key_block": 7,
-        },
-    ),
-    "packed, adaptive": (
-        indexer(1, 161, heads=2, width=3),
-        {"k": AdaptiveK("inverse", 6, 2, 12), "cu_seqlens": packed(1, 130, 0, 7, 1, 22)},
-    ),
+    "both, packed": (FAR, {"k": AdaptiveK("inverse", 9, 2, 19), **FAR_CUT, "share": 16, "key_block": 7}),
+    "packed, adaptive": (FAR, {"k": RULE, **FAR_CUT}),
 }
 
 

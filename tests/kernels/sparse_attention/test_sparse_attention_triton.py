@@ -21,33 +21,19 @@ def without_keys(indices, *queries):
     return indices
 
 
+PAIR = {"batch": 1, "heads": 2, "kv_heads": 1}
+BLOCKS = {"batch": 2, "time": 130, "queries": 6, "heads": 1, "width": 16}
 # Shapes of q, k, v, the lists, options. A program has a query and a KV head: few of both.
 CALLS = {
     "plain": ({"batch": 2, "time": 5, "heads": 1}, chosen(2, 5, 4), {}),
     "one token": ({"batch": 1, "time": 1, "heads": 2}, chosen(1, 1, 3), {}),
     "grouped heads": ({"batch": 1, "time": 6, "heads": 6, "kv_heads": 2}, chosen(1, 6, 4).long(), {}),
     "a large group": ({"batch": 1, "time": 3, "heads": 70, "kv_heads": 1, "width": 16}, chosen(1, 3, 2), {}),
-    "odd widths": (
-        {"batch": 1, "time": 5, "heads": 2, "kv_heads": 1, "width": 40, "value_width": 17},
-        chosen(1, 5, 3),
-        {"scale": 0.7},
-    ),
+    "odd widths": (PAIR | {"time": 5, "width": 40, "value_width": 17}, chosen(1, 5, 3), {"scale": 0.7}),
     "wide": ({"batch": 1, "time": 4, "heads": 1, "width": 256}, chosen(1, 4, 3), {}),
-    "long lists": (
-        {"batch": 1, "time": 150, "queries": 8, "heads": 2, "kv_heads": 1, "width": 16},
-        chosen(1, 8, 140, keys=150),
-        {},
-    ),
-    "blocks of keys": (
-        {"batch": 2, "time": 130, "queries": 6, "heads": 1, "width": 16},
-        chosen(2, 6, 5, keys=130, causal=False),
-        {},
-    ),
-    "empty lists": (
-        {"batch": 1, "time": 8, "heads": 2, "kv_heads": 1},
-        without_keys(chosen(1, 8, 3), 0, 5),
-        {},
-    ),
+    "long lists": (PAIR | {"time": 150, "queries": 8, "width": 16}, chosen(1, 8, 140, keys=150), {}),
+    "blocks of keys": (BLOCKS, chosen(2, 6, 5, keys=130, causal=False), {}),
+    "empty lists": (PAIR | {"time": 8}, without_keys(chosen(1, 8, 3), 0, 5), {}),
     "packed": ({"batch": 1, "time": 13, "heads": 1}, chosen(1, 13, 5, cu_seqlens=CUT), {"cu_seqlens": CUT}),
 }
 QUICK = ("one token", "grouped heads")
