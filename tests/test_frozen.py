@@ -48,8 +48,7 @@ def trained_presets(folder: Path, text: Path) -> dict[str, list[dict[str, str]]]
     found = {}
     for preset in presets_to_compare():
         lab = Lab(folder / preset, text, folder / "cache")
-        done = lab.here(f"model={preset}", *TRAINING, *FEWER_LAYERS.get(preset, []))
-        assert done.status == 0, done.err
+        lab.done(f"model={preset}", *TRAINING, *FEWER_LAYERS.get(preset, []))
         found[preset] = [row for row in steady_rows(lab.run_folder()) if row["split"] == "train"]
     return found
 
@@ -75,8 +74,7 @@ def test_presets_cost_the_same(tmp_path, text):
 
     def lines() -> Iterator[str]:
         for preset in sorted(architectures(ModelConfig())):
-            done = lab.here("job=cost", "model.depth=4", "cost.lengths=[64]", f"model={preset}")
-            assert done.status == 0, done.err
+            done = lab.done("job=cost", "model.depth=4", "cost.lengths=[64]", f"model={preset}")
             facts, _, costs = done.out.partition("\n\n")
             yield "; ".join(line for line in facts.splitlines() if not line.startswith("vocabulary"))
             yield from costs.splitlines()[:2]  # below them: what is counted, in words

@@ -31,8 +31,7 @@ LONG = pytest.mark.long
 def finished(tmp_path_factory, small_text: Path, shared_cache: Path) -> TaskLab:
     """A finished run that tests look at."""
     lab = TaskLab(tmp_path_factory.mktemp("task"), small_text, shared_cache)
-    outcome = lab.here()
-    assert outcome.status == 0, outcome
+    outcome = lab.done()
     assert "transformer mqar seed 0: " in outcome.out
     assert "of 64 answers right (chance 8.33%)" in outcome.out
     return lab
@@ -58,8 +57,7 @@ def test_a_run_records_its_task_and_what_was_right(finished: TaskLab):
 @pytest.mark.slow
 def test_a_memory_remembers_as_many_sequences_as_a_run_trained_on(task_lab: TaskLab, monkeypatch):
     monkeypatch.setattr(TaskSet, "memorised", lambda _, sequences: sequences)
-    outcome = task_lab.here("trainer.max_steps=3", "trainer.accumulate=2")
-    assert outcome.status == 0, outcome
+    task_lab.done("trainer.max_steps=3", "trainer.accumulate=2")
     summary = json.loads((task_lab.run_folder() / "summary.json").read_text())
     assert summary["data"]["memorised"] == 3 * 2 * 4  # steps, micro-batches and their sequences
 

@@ -92,6 +92,20 @@ class Lab:
             status = main()
         return Outcome(status, out.getvalue(), err.getvalue())
 
+    def done(self, *more: str) -> Outcome:
+        """The outcome of a command, here, that has to succeed."""
+        outcome = self.here(*more)
+        assert outcome.status == 0, outcome
+        return outcome
+
+    def refused(self, *more: str) -> str:
+        """What a command, here, says to a mistake: it has the status of bad input, and leaves nothing behind."""
+        before = self.left_behind()
+        outcome = self.here(*more)
+        assert outcome.status == 2, outcome
+        assert self.left_behind() == before
+        return outcome.err
+
     def compose(self, *more: str) -> list[Config]:
         """The configurations that the command asks for."""
         with self._inside(*more):

@@ -10,7 +10,6 @@ from torch import Tensor
 import kernels
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
-from zoo.errors import UserError
 from zoo.interfaces import Dims, grouped_parameters, set_step
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
 from zoo.modules.caches import join_states, select_sequences
@@ -232,28 +231,6 @@ def test_a_compiled_model_follows_the_warm_up():
         outs.append(compiled(tokens)[0])
         torch.testing.assert_close(outs[-1], model(tokens)[0])
     assert not torch.allclose(*outs)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_kv_heads": 3}, "gsa.n_kv_heads=3 does not divide n_heads=4"),
-        ({"n_heads": 16, "n_kv_heads": 0}, "gsa.n_kv_heads=0"),
-        ({"n_heads": 32}, "head width 1 is odd"),
-        ({"adaptive": "invers"}, "seed, inverse, none, not 'invers'"),
-        ({"scores": "Relu"}, "gsa.scores must be one of sigmoid, relu, not 'Relu'"),
-        ({"scores": "relu"}, "those of gsa.scores=relu are not; set gsa.adaptive=none"),
-        ({"k_base": 4, "k_max": 3}, "k_min ≤ k_base ≤ k_max, not 1, 4, 3"),
-        ({"index_width": 0}, "gsa.index_width=0"),
-        ({"reference_variance": 0.0}, "gsa.reference_variance=0.0"),
-        ({"warmup": -1}, "gsa.warmup=-1"),
-        ({"share": 0}, "gsa.share=0"),
-        ({"key_block": 0}, "gsa.key_block=0"),
-    ],
-)
-def test_errors_name_what_is_wrong(options, message):
-    with pytest.raises(UserError, match=message):
-        mixer(**options)
 
 
 def test_positions_enter_index_scores_as_distances():

@@ -10,7 +10,7 @@ from support.contract_cases import randomised
 from torch import Tensor
 
 import kernels
-from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
+from zoo import Context, Dims, LanguageModel, ModelConfig
 from zoo.config import from_dict
 from zoo.mixers.kda import KDA, KDAConfig
 from zoo.modules.layers import LogDecay
@@ -123,16 +123,3 @@ def test_kimi_linear_is_three_kda_layers_then_latent_attention_without_positions
     order = torch.tensor([3, 0, 2, 1, *range(4, T)])
     shuffled, _ = latent(x[:, order], Context.of(torch.zeros(1, T, dtype=torch.int64)))
     torch.testing.assert_close(shuffled[:, 4:], y[:, 4:])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kernel_size": 0}, "kda.kernel_size=0 must be at least 1"),
-        ({"n_heads": 3}, "kda.n_heads=3 does not divide"),
-        ({"decay": "token"}, "kda.decay must be one of channel, head, not 'token'"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        mixer(**options)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support.contract_cases import randomised
 from torch import Tensor
 
-from zoo import Context, Dims, UserError
+from zoo import Context, Dims
 from zoo.mixers.mom import MoM, MoMConfig
 
 D, T = 12, 9
@@ -150,20 +150,3 @@ def test_the_balance_loss_of_hand_computed_routing(case):
     if case != "balanced":  # where it does not depend on p
         aux["memory_balance"].backward()
         assert m.router.weight.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_k": 0}, "mom.top_k=0 must be from 1 to n_memories=4"),
-        ({"top_k": 5}, "mom.top_k=5 must be from 1 to n_memories=4"),
-        ({"n_heads": 0}, "mom.n_heads=0"),
-        ({"head_width": 0}, "head_width=0 must be at least 1"),
-        ({"update": "hebb"}, "mom.update must be one of gated_delta, gated_linear, linear, not 'hebb'"),
-        ({"update": "linear", "neg_eigval": True}, "mom.neg_eigval needs mom.update=gated_delta"),
-        ({"update": "gated_linear", "neg_eigval": True}, "mom.update=gated_linear no eigenvalue"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        mixer(**options)

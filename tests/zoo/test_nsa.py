@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kernels.autograd import flop_counter
 from zoo import Context
-from zoo.errors import UserError
 from zoo.interfaces import Dims
 from zoo.mixers.nsa import NSA, NSAConfig, sizes
 
@@ -125,22 +124,3 @@ def test_scores_grow_with_a_sixteenth_of_the_length():
         return counter.get_total_flops() / time
 
     assert flops(65_536) - flops(8192) == pytest.approx(4 * WIDTH * (65_536 - 8192) / 16, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_select": 2}, "nsa.n_select=2 must be at least 3"),
-        ({"window": 0}, "nsa.window=0 must be at least 1"),
-        ({"stride": 0}, "nsa.stride=0"),
-        ({"stride": 3}, "nsa.block_size=4 must be a multiple of nsa.stride=3"),
-        ({"select_size": 5}, "nsa.select_size=5 must be a multiple of nsa.stride=2"),
-        ({"n_kv_heads": 3}, "nsa.n_kv_heads=3 does not divide n_heads=4"),
-        ({"n_heads": 5}, "n_heads=5 does not divide"),
-        ({"n_heads": 32}, "width 1 is odd"),
-        ({"rope_base": -1.0}, "nsa.rope_base=-1.0 must be a number above 0"),
-    ],
-)
-def test_errors_name_the_option(options, message):
-    with pytest.raises(UserError, match=message):
-        mixer(**options)

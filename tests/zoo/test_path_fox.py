@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.contract_cases import build, tokens
 
-from zoo import Context, ModelConfig, UserError
+from zoo import Context, ModelConfig
 from zoo.interfaces import Dims
 from zoo.mixers.path_fox import PathFox, PathFoxConfig
 
@@ -95,17 +95,3 @@ def test_the_state_holds_turned_keys_in_at_least_fp32():
     assert bytes_of(mixer(), torch.bfloat16) == 4 * 10 * 32 + 2 * 10 * 32 + 4 * 10 * 4 + 2 * taps
     assert bytes_of(mixer(**OFF), torch.bfloat16) == 2 * 2 * 10 * 32
     assert bytes_of(mixer(n_kv_heads=1, forget_gate=False), torch.float32) == 4 * (2 * 10 * 8 + 8 * 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_kv_heads": 3}, "path_fox.n_kv_heads=3 does not divide n_heads=4"),
-        ({"rank": 0}, "path_fox.rank=0 must be at least 1"),
-        ({"forget_bias": float("nan")}, "path_fox.forget_bias=nan must be at least 0"),
-        ({"n_heads": 5}, "n_heads=5 does not divide model.d_model=32"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        mixer(**options)

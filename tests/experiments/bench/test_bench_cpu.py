@@ -109,8 +109,7 @@ def test_a_mixer_is_made_for_the_length_that_it_reads_unless_another_is_given(
 
 @pytest.mark.long
 def test_the_suite_measures_every_block_and_preset(lab: Lab):
-    outcome = lab.here("job=bench", "suite=cpu", "bench.lengths=[32,64]", "bench.repeats=1", *SIZE)
-    assert outcome.status == 0, outcome.err
+    lab.done("job=bench", "suite=cpu", "bench.lengths=[32,64]", "bench.repeats=1", *SIZE)
     with open(lab.results / "bench" / "cpu.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     found = {
@@ -177,8 +176,7 @@ def test_a_backward_pass_counts_too():
 
 @pytest.mark.slow
 def test_the_table_of_the_documents_operations(lab):
-    outcome = lab.here("job=bench", "suite=traffic", "device=cpu", "bench.lengths=[32]")
-    assert outcome.status == 0, outcome.err
+    lab.done("job=bench", "suite=traffic", "device=cpu", "bench.lengths=[32]")
     (path,) = (lab.results / "bench").glob("traffic.csv")
     rows = list(csv.DictReader(path.open()))
     assert {row["model"] for row in rows} == {*CLAIMED, *FUSED_PARTS}

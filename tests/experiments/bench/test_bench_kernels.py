@@ -112,9 +112,7 @@ def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
-    outcome = lab.here("job=bench", *words)
-    assert outcome.status == 2
-    assert says in outcome.err
+    assert says in lab.refused("job=bench", *words)
     assert not list(lab.folder.rglob("*.csv"))
 
 

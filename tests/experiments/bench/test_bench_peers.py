@@ -211,9 +211,7 @@ LIBRARIES = {"fla": ("fla/ops/__init__.py", "fla.ops"), "liger": ("liger_kernel/
 
 @pytest.mark.parametrize("peer", LIBRARIES)
 @pytest.mark.parametrize("state", ["broken", "an empty folder"])
-def test_a_peer_that_cannot_be_imported_is_named_with_its_reason(
-    tmp_path, monkeypatch, peer: str, state: str
-):
+def test_a_peer_that_cannot_be_imported_is_named_with_its_reason(tmp_path, monkeypatch, peer, state):
     file, module = LIBRARIES[peer]
     made = tmp_path / file
     made.parent.mkdir(parents=True)

@@ -38,8 +38,7 @@ def test_all_numbers_and_tables_lie_within_their_published_intervals():
 
 @pytest.mark.slow
 def test_chosen_claims_are_printed_and_compared_and_nothing_is_written(lab: Lab):
-    outcome = lab.here("job=claims", "claims=[24,13]")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("job=claims", "claims=[24,13]")
     assert (
         "parameters, hypergraph: 138,152,448 parameters (exact)  needed = 138,152,448: holds" in outcome.out
     )
@@ -82,16 +81,14 @@ def test_a_users_runs_take_the_place_of_a_published_study(lab: Lab, tmp_path):
     plain = (measures["measure"] == "first_token_mass") & (measures["label"] == "transformer")
     measures.loc[plain, "value"] = 0.47
     measures.to_parquet(own / "sinks" / "measures.parquet")
-    outcome = lab.here("job=claims", "claims=[10]", f"runs={own}")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("job=claims", "claims=[10]", f"runs={own}")
     assert "1 claim: 1 inconclusive" in outcome.out
     assert "needed ≤ 0.05: open" in outcome.out
 
 
 @pytest.mark.long
 def test_the_whole_ledger_is_written_to_the_results(lab: Lab):
-    outcome = lab.here("job=claims")
-    assert outcome.status == 0, outcome.err
+    lab.done("job=claims")
     names = {path.name for path in (lab.results / "published").iterdir()}
     assert names == {"claims.csv", "claim_numbers.csv", "claims.md", "claims.html"}
     assert len(pd.read_csv(lab.results / "published" / "claims.csv")) == 29

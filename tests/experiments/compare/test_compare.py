@@ -96,9 +96,7 @@ HALVING = ["compare.halving=true", "trainer.max_steps=400", "trainer.val_every=3
 
 
 @pytest.mark.slow
-def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
-    lab: Lab, pretend, tmp_path: Path
-):
+def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(lab, pretend, tmp_path):
     trained = pretend(distance(0.03))
     first, second = selected(lab, *HALVING)
     assert first.rates == second.rates == [1e-3, 3e-3, 1e-2, 0.033, 0.11]
@@ -127,9 +125,7 @@ def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     ],
     ids=["not there yet", "there", "trained to the end since", "ended before by its patience"],
 )
-def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(
-    tmp_path: Path, rows: list[str], complete: bool, loss: float | None
-):
+def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(tmp_path, rows, complete, loss):
     (tmp_path / METRICS).write_text("\n".join(["step,split,loss", *rows, ""]))
     if complete:
         (tmp_path / "summary.json").write_text("{}")
@@ -149,8 +145,7 @@ def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_pa
         "compare.rates=[1e-3,3e-3,1e-2,3e-2]",
         "trainer.progress=false",
     ]
-    outcome = lab.here(*words, "compare.halving=true", "name=halved")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done(*words, "compare.halving=true", "name=halved")
     assert outcome.out.count("paused\n") == 4
     runs = [RunFolder(path) for path in (lab.results / "halved_selection").iterdir()]
     assert sum(run.complete for run in runs) == 2
@@ -172,10 +167,7 @@ def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_pa
     ],
 )
 def test_grids_with_mistakes_are_refused_before_anything_runs(lab: Lab, grid, says):
-    outcome = lab.here(*MODELS, "evaluate.splits=[validation,test]", f'compare.grid=["{grid}"]')
-    assert outcome.status == 2
-    assert says in outcome.err
-    assert lab.left_behind() == []
+    assert says in lab.refused(*MODELS, "evaluate.splits=[validation,test]", f'compare.grid=["{grid}"]')
 
 
 @pytest.mark.parametrize(
@@ -191,10 +183,7 @@ def test_grids_with_mistakes_are_refused_before_anything_runs(lab: Lab, grid, sa
     ],
 )
 def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words, says):
-    outcome = lab.here(*MODELS, "evaluate.splits=[validation,test]", *words)
-    assert outcome.status == 2
-    assert says in outcome.err
-    assert lab.left_behind() == []
+    assert says in lab.refused(*MODELS, "evaluate.splits=[validation,test]", *words)
 
 
 @pytest.mark.slow
@@ -282,8 +271,7 @@ def test_a_model_is_selected_confirmed_and_not_trained_again(lab: Lab):
     outcome = lab.here(*command, "dry=true")
     assert "2 runs to select; then 1 to confirm\nabout " in outcome.out
     assert (outcome.status, lab.results.exists()) == (0, False)
-    outcome = lab.here(*command)
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done(*command)
     assert outcome.out.count("selected for ") == 1
     assert "1 model: 2 runs to select; then 1 to confirm" in outcome.out
     (run,) = lab.results.glob("c/*/summary.json")
@@ -302,8 +290,7 @@ def test_a_complete_run_is_scored_on_more_splits_without_training(lab: Lab):
     assert lab.here("evaluate.splits=[validation]").status == 0
     run = RunFolder(lab.run_folder())
     before, weights = run.summary(), (run.path / "model.safetensors").read_bytes()
-    outcome = lab.here("evaluate.splits=[validation,test]")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("evaluate.splits=[validation,test]")
     assert RunFolder(lab.run_folder()) == run, "the splits to score are no part of a run's name"
     after = run.summary()
     assert "test: loss" in outcome.out
@@ -313,8 +300,7 @@ def test_a_complete_run_is_scored_on_more_splits_without_training(lab: Lab):
     assert {k: v for k, v in after.items() if k not in ("metrics", "scored_later")} == {
         k: v for k, v in before.items() if k != "metrics"
     }
-    whole = lab.here("evaluate.splits=[validation,test]", "name=whole")
-    assert whole.status == 0
+    lab.done("evaluate.splits=[validation,test]", "name=whole")
     (other,) = lab.results.glob("whole/*")
     assert other.name == run.path.name
     assert RunFolder(other).summary()["metrics"]["test"] == after["metrics"]["test"]

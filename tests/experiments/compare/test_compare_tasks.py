@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 from support.program import Lab
-from support.task_lab import TaskLab
 
 from analysis.loading import tables
 from experiments.configuration.compose import check_recipe
@@ -21,9 +20,7 @@ RECIPES = sorted((CONF / "recipe" / "two_core").glob("*.yaml"))
 
 
 @pytest.mark.slow
-def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record(
-    task_lab: TaskLab, pretend, capsys
-):
+def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record(task_lab, pretend, capsys):
     pretend(lambda config: abs(math.log(config.optim.lr / BEST[config.data.name])))
     compare.compare(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
     said = capsys.readouterr().out

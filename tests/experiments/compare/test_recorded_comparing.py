@@ -18,9 +18,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 @pytest.mark.parametrize(("tried", "beyond"), [([1e-300, 1e-200], "0"), ([1e200, 1e300], "inf")])
-def test_a_grid_that_may_grow_to_a_rate_that_is_none_is_refused_at_either_end(
-    tmp_path: Path, tried: list[float], beyond: str
-):
+def test_a_grid_that_may_grow_to_a_rate_that_is_none_is_refused_at_either_end(tmp_path, tried, beyond):
     with pytest.raises(UserError, match=f"compare.extend=1 may lead to optim.lr={beyond}: "):
         select.start([tiny_study(tmp_path, compare__rates=tried, compare__extend=1)])
 

@@ -31,9 +31,7 @@ def planned(lab: Lab, *words: str) -> planning.Plan:
 
 @pytest.mark.parametrize(("model", "rate"), [("transformer", 1e-2), ("kda", 1e-3)])
 @pytest.mark.slow
-def test_a_model_takes_the_rate_selected_for_it_and_keeps_the_schedules_shape(
-    lab: Lab, model: str, rate: float
-):
+def test_a_model_takes_the_rate_selected_for_it_and_keeps_the_schedules_shape(lab, model, rate):
     optim = planned(lab, f"model={model}", "optim.lr_study=earlier").config.optim
     assert (optim.lr, optim.lr_study) == (rate, "earlier")
     assert optim.lr_min / optim.lr == pytest.approx(OptimConfig.lr_min / OptimConfig.lr)
@@ -59,7 +57,4 @@ def test_a_run_is_named_by_the_rate_wherever_it_comes_from(lab: Lab):
     ],
 )
 def test_a_rate_that_the_study_does_not_give_is_refused(lab: Lab, words: list[str], says: str):
-    outcome = lab.here("name=studied", *words)
-    assert outcome.status == 2
-    assert says in outcome.err
-    assert lab.left_behind() == []
+    assert says in lab.refused("name=studied", *words)

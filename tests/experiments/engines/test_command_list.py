@@ -4,7 +4,6 @@ import dataclasses
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +23,7 @@ LISTED = ["--multirun", "seed=0,1", "sweep.engine=list", "trainer.max_steps=4"]
 
 @pytest.mark.slow
 def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, monkeypatch):
-    outcome = lab.here(*LISTED)
-    assert outcome.status == 0, outcome
+    outcome = lab.done(*LISTED)
     assert "2 cells: 0 complete, 2 to train" in outcome.out
     commands = lines_of(lab)
     assert len(commands) == 2
@@ -35,8 +33,7 @@ def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, mo
     monkeypatch.setattr(
         signals, "pause_on", lambda *signals: None
     )  # the handler would stay with this process
-    done = lab.here("job=cell", word)
-    assert done.status == 0, done
+    done = lab.done("job=cell", word)
     assert done.out.startswith("complete: ")
     assert lab.here("job=cell", word).out.startswith("already complete: ")
     again = lab.here(*LISTED)
@@ -63,9 +60,7 @@ def lines_of(lab: Lab) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "said"), [("a\nb", "a line break"), ("${a}", "a command would interpolate")]
 )
-def test_a_folder_that_no_command_can_name_is_refused_before_anything_is_written(
-    lab: Lab, tmp_path: Path, name: str, said: str
-):
+def test_a_folder_that_no_command_can_name_is_refused_before_anything_is_written(lab, tmp_path, name, said):
     (config,) = lab.compose()
     planned = dataclasses.replace(plan(config), folder=RunFolder(tmp_path / name / "run"))
     with pytest.raises(UserError, match=f"{said}.* give another folder with results="):
@@ -117,9 +112,8 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
         with pytest.raises(UserError, match=said):
             read_record(path)
     path.unlink()
-    outcome = lab.here("job=cell", f"run={path}")
-    assert outcome.status == 2
-    assert "No such file or directory; give the sweep's command again" in outcome.err
+    error = lab.refused("job=cell", f"run={path}")
+    assert "No such file or directory; give the sweep's command again" in error
 
 
 @pytest.mark.parametrize(
@@ -142,7 +136,4 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(lab: Lab, words: list[str], said: str):
-    outcome = lab.here(*words)
-    assert outcome.status == 2
-    assert said in outcome.err
-    assert not lab.left_behind()
+    assert said in lab.refused(*words)

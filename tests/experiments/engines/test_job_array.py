@@ -42,9 +42,7 @@ def line_of_the_page(lab: Lab) -> str:
     return line.replace("sbatch ", f"sbatch --output={lab.folder}/%A_%a.out ")
 
 
-def test_the_signal_reaches_the_cell_which_pauses_and_goes_on_when_submitted_again(
-    lab: Lab, slurm: SlurmCluster
-):
+def test_the_signal_reaches_the_cell_which_pauses_and_goes_on_when_submitted_again(lab, slurm):
     assert lab.here("--multirun", *CELL, "seed=0,1", "sweep.engine=list").status == 0
     line = line_of_the_page(lab)
     job = slurm.run("sh", "-c", line.replace("sbatch ", "sbatch --parsable ")).strip()

@@ -61,9 +61,7 @@ def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, 
 
 
 @pytest.mark.parametrize("train", [execute, take_part])
-def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failure(
-    lab: Lab, monkeypatch, train
-):
+def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failure(lab, monkeypatch, train):
     (config,) = lab.compose()
     planned = plan(config)
     planned.folder.path.mkdir(parents=True)

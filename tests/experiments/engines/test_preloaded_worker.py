@@ -70,9 +70,7 @@ def test_a_harness_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch):
     ("end", "said"),
     [("os._exit(3)", "stopped with status 3"), ("os.kill(os.getpid(), 9)", "killed by signal 9")],
 )
-def test_a_starter_of_cells_that_ends_without_a_word_is_told(
-    tmp_path: Path, monkeypatch, end: str, said: str
-):
+def test_a_starter_of_cells_that_ends_without_a_word_is_told(tmp_path, monkeypatch, end, said):
     without(tmp_path, monkeypatch, "lightning", f"import os\n{end}")
     assert PreloadedWorker(1).train(tmp_path / "cell.json", 1) == (
         None,

@@ -37,9 +37,7 @@ def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_tasks_are_given_their_supervisor_which_they_tell_that_they_have_begun(
-    ray_cell: ModuleType, monkeypatch
-):
+def test_tasks_are_given_their_supervisor_which_they_tell_that_they_have_begun(ray_cell, monkeypatch):
     """And the supervisor asks itself, as an actor, whether it is needed."""
     asked: list[tuple] = []
     task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *given: asked.append(given)))
@@ -116,9 +114,7 @@ def test_a_cell_that_was_killed_too_often_says_what_killed_it(ray_cell: ModuleTy
     assert ray_cell._outcome("a task") == (None, "its process: killed by signal 9")
 
 
-def test_tasks_are_tried_again_after_a_kill_only_and_their_process_stays_for_the_next(
-    ray_cell: ModuleType, monkeypatch
-):
+def test_tasks_are_tried_again_after_a_kill_only_and_their_process_stays_for_the_next(ray_cell, monkeypatch):
     asked: list[dict] = []
     task = SimpleNamespace(options=lambda **given: asked.append(given) or task, remote=lambda *_: "the task")
     monkeypatch.setattr(
@@ -161,9 +157,7 @@ def test_the_actor_asks_itself_every_minute_whether_it_is_needed(ray_cell: Modul
     assert asked == [60.0, "needed?", 60.0, "needed?"]
 
 
-def test_a_cell_trains_in_the_folder_of_its_sweep_and_says_that_it_has_begun(
-    ray_cell: ModuleType, tmp_path: Path
-):
+def test_a_cell_trains_in_the_folder_of_its_sweep_and_says_that_it_has_begun(ray_cell, tmp_path):
     """Relative paths of its record start there."""
     begun: list[str] = []
     supervisor = SimpleNamespace(begin=SimpleNamespace(remote=begun.append))

@@ -120,9 +120,7 @@ def test_a_cell_whose_own_process_is_killed_is_tried_again(lab: Lab, cluster: Cl
 
 
 @pytest.mark.long
-def test_a_command_that_waits_does_not_undo_a_cancellation_and_what_diverges_is_trained_once(
-    lab: Lab, cluster: Cluster
-):
+def test_a_command_that_waits_does_not_undo_a_cancellation_and_what_diverges_is_trained_once(lab, cluster):
     apart = [*CELL, "name=seed_${seed}"]
     command = ["--multirun", *apart, "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
     slow, fast = ([*command, f"sweep.ray.poll_s={seconds}"] for seconds in (6, 0.2))

@@ -95,9 +95,7 @@ def record(planned: Plan) -> str:
 @pytest.mark.parametrize(
     ("cpus", "takes", "at_once"), [(8.0, 2.0, 4), (8.0, 1.0, 6), (8.0, 0.5, 6), (1.5, 1.5, 1)]
 )
-def test_a_task_is_asked_for_what_its_cell_takes(
-    plans: list[Plan], tmp_path: Path, monkeypatch, cpus: float, takes: float, at_once: int
-):
+def test_a_task_is_asked_for_what_its_cell_takes(plans, tmp_path, monkeypatch, cpus, takes, at_once):
     """It is told how many train beside it: no more than there are cells, nor than the cluster has room for."""
     engine, _, (supervisor,) = connected(
         monkeypatch, plans, cpus, ray__cpus=takes, ray__gpus=0.5, retries=7, ray__poll_s=90.0
@@ -136,9 +134,7 @@ def test_states_of_cells_are_those_that_their_owner_tells(plans: list[Plan], mon
     assert supervisor.asked[-1] == ("cancel", (record(plans[0]),))
 
 
-def test_a_command_that_only_submits_says_what_was_there_before_and_looks_no_more(
-    plans: list[Plan], monkeypatch
-):
+def test_a_command_that_only_submits_says_what_was_there_before_and_looks_no_more(plans, monkeypatch):
     engine, ray, (supervisor,) = connected(monkeypatch, plans, action="submit")
     engine.submit(plans[0])
     supervisor.answers["submit"] = False
@@ -160,9 +156,7 @@ def test_an_owner_of_tasks_that_is_gone_is_followed_by_another(plans: list[Plan]
         engine.submit(plans[1])
 
 
-def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_cluster(
-    plans: list[Plan], monkeypatch
-):
+def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_cluster(plans, monkeypatch):
     """Not where cells are only cancelled: nodes may have left since they were submitted."""
     closed: list[str] = []
     monkeypatch.setattr(_Ray, "shutdown", lambda ray: closed.append("closed"))

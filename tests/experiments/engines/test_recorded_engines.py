@@ -206,9 +206,7 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("action", ["wait", "submit"])
-def test_a_cell_that_is_done_is_told_as_done_also_by_a_command_that_only_submits(
-    place: Path, monkeypatch, action: str
-):
+def test_a_cell_that_is_done_is_told_as_done_also_by_a_command_that_only_submits(place, monkeypatch, action):
     (planned,) = _plans(1, sweep__engine="slurm", sweep__action=action)
     engine, _, _ = _slurm(monkeypatch, [planned])
     engine.submit(planned)

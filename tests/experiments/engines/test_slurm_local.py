@@ -92,9 +92,7 @@ def test_a_cell_whose_job_is_cancelled_goes_on_later_and_one_that_diverges_is_to
     assert steps_of(run) == list(range(1, 1201))
 
 
-def test_a_job_that_has_ended_but_is_still_in_the_queue_keeps_no_cell_from_being_submitted(
-    lab: Lab, monkeypatch
-):
+def test_a_job_that_has_ended_but_is_still_in_the_queue_keeps_no_cell_from_being_submitted(lab, monkeypatch):
     planned = plan(lab.compose("seed=0", *LOCAL)[0])
     planned.folder.path.parent.mkdir(parents=True)
     submitted = []

@@ -68,9 +68,7 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_preempted_job_saves_and_is_requeued(
-    devices: int, tmp_path: Path, small_text: Path, shared_cache: Path, slurm: SlurmCluster
-):
+def test_a_preempted_job_saves_and_is_requeued(devices, tmp_path, small_text, shared_cache, slurm):
     torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
     words = ["--multirun", "seed=0", *CELL, "trainer.checkpoint_every=10000", "trainer.accumulate=2"]
     words += [f"trainer.devices={devices}"]

@@ -75,9 +75,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.slow
 def test_without_a_gpu_it_says_that_everything_stays_unmeasured(lab: Lab):
-    outcome = lab.here("job=gpu")
-    assert outcome.status == 2
-    assert "unmeasured" in outcome.err
+    assert "unmeasured" in lab.refused("job=gpu")
 
 
 def settings_in(folder: Path, **gpu) -> Settings:

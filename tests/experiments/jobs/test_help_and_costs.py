@@ -24,8 +24,7 @@ from zoo.probes import all_measures, event_kinds
 @pytest.mark.slow
 def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
     lab.arguments = lambda *words: list(words)
-    outcome = lab.here("--help")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("--help")
     assert outcome.out.startswith("Archzoo compares sequence-model blocks")
     for job in all_jobs():
         assert f"  {job.name:<9} {job.help}\n" in outcome.out
@@ -43,16 +42,14 @@ def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
 
 
 def test_flags_that_exclude_each_other_are_a_mistake_in_one_line(lab: Lab):
-    outcome = lab.here("--multirun", "--cfg=job")
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    assert "leave --multirun out to see a configuration" in outcome.err
+    error = lab.refused("--multirun", "--cfg=job")
+    assert error.count("\n") == 1
+    assert "leave --multirun out to see a configuration" in error
 
 
 @pytest.mark.slow
 def test_everything_that_registers_is_listed(lab: Lab, capsys):
-    outcome = lab.here("job=list")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("job=list")
     names = {line.split()[0] for line in outcome.out.splitlines() if line.startswith("  ")}
     names |= {line.split()[1] for line in outcome.out.splitlines() if re.match(r"  [A-Z]  ", line)}
     for registered in (
@@ -75,9 +72,8 @@ def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab
     notice = f"notice: {line} (left out until this is fixed: zoo.mixers.ema)\n"
     outcome = lab.here("job=cost", "cost.lengths=[16]")
     assert (outcome.status, outcome.err) == (0, notice)
-    outcome = lab.here("job=cost", "cost.lengths=[16]", "model.pattern=EF")
-    assert outcome.status == 2
-    assert outcome.err.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is not a known mixer")
+    error = lab.refused("job=cost", "cost.lengths=[16]", "model.pattern=EF")
+    assert error.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is not a known mixer")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +86,7 @@ def test_bytes_have_a_unit_that_shows_them(size: int, text: str):
 
 @pytest.mark.slow
 def test_costs_say_what_is_not_counted(lab: Lab):
-    outcome = lab.here("job=cost", "cost.lengths=[64]")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("job=cost", "cost.lengths=[64]")
     assert (
         "Elementwise work (norms, gates, scans written elementwise) and short\nconvolutions are not."
         in outcome.out
@@ -186,6 +181,5 @@ def test_the_page_shows_the_derived_costs(lab: Lab):
     shown = shown.split("<!-- costs -->\n")[1].split("<!-- /costs -->")[0]
     lab.arguments = lambda *words: list(words)
     command = ["--multirun", "job=cost", "size=reference", f"model={','.join(presets_to_compare())}"]
-    outcome = lab.here(*command)
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done(*command)
     assert outcome.out.startswith(shown.strip() + "\n\n")

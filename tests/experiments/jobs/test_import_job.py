@@ -37,8 +37,7 @@ def test_the_run_is_read_by_the_jobs_that_read_runs(lab, published):
     assert lab.here("job=generate", f"run={run}", "generate.tokens=3").status == 0
     assert "bits/byte" in lab.here("job=evaluate", f"run={run}", "evaluate.windows=2").out
     assert lab.here("job=probe", f"run={run}", "probe.tokens=2", "probe.windows=1").status == 0
-    report = lab.here("job=report", "runs=" + str(run.parent))
-    assert report.status == 0
+    report = lab.done("job=report", "runs=" + str(run.parent))
     assert "Tiny" in report.out
     found = load_results(run.parent)
     (problem,) = found.problems
@@ -68,8 +67,7 @@ def test_importing_again_changes_nothing_and_other_weights_are_another_run(lab, 
 
 def test_a_model_is_trained_in_the_tokens_of_a_published_one(lab, published):
     words = ("data.tokenizer=pretrained", f"data.tokenizer_path={published}", "model=transformer")
-    done = lab.here(*words, "trainer.max_steps=2", "name=own")
-    assert done.status == 0
+    lab.done(*words, "trainer.max_steps=2", "name=own")
     (run,) = (path for path in (lab.results / "own").iterdir() if path.is_dir())
     assert zoo.tokenizer(run).identity() == zoo.pretrained.read_tokenizer(published).identity()
 
@@ -89,8 +87,7 @@ def test_what_cannot_be_imported_is_refused_and_nothing_is_written(lab, publishe
     small, _ = saved(tmp_path / "small", "Qwen3")
     with_tokenizer(small)
     words = [word.format(published=published, bare=bare, small=small) for word in words]
-    done = lab.here("job=import", *words)
-    assert done.status == 2
-    assert said in done.err
-    assert done.err.count("\n") == 1
+    error = lab.refused("job=import", *words)
+    assert said in error
+    assert error.count("\n") == 1
     assert not lab.results.exists()

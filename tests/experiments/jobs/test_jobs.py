@@ -114,8 +114,7 @@ def test_a_word_that_list_does_not_know_is_refused(lab: Lab):
 
 @pytest.mark.slow
 def test_list_names_everything(lab: Lab):
-    outcome = lab.here("job=list")
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("job=list")
     names = [block.name for kind in registry.KINDS for block in registry.blocks(kind).values()]
     files = [
         path.stem
@@ -159,8 +158,7 @@ def test_a_job_that_cannot_be_used_takes_only_itself_away(lab: Lab, tmp_path, mo
 )
 def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str, parameters: int):
     lab.arguments = lambda: ["job=cost", f"model={model}", "size=reference"]
-    outcome = lab.here()
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done()
     assert f"parameters: {parameters}\n" in outcome.out
     assert (model == "hypergraph") == ("interlaced_sf" in outcome.out)
     lengths = [int(line.split()[0]) for line in outcome.out.splitlines() if re.match(r" +\d+ ", line)]
@@ -213,8 +211,7 @@ def test_a_run_of_an_older_program_stays_readable(lab: Lab, finished: Lab):
     config = lab.run_folder() / "config.yaml"
     config.write_text(config.read_text().replace("trainer:\n", "trainer:\n  key_of_long_ago: 1\n"))
     for job in ("evaluate", "generate"):
-        outcome = lab.here(f"job={job}", f"run={lab.run_folder()}", "generate.tokens=2")
-        assert outcome.status == 0, outcome.err
+        lab.done(f"job={job}", f"run={lab.run_folder()}", "generate.tokens=2")
 
 
 @pytest.mark.slow
@@ -225,8 +222,7 @@ def test_a_complete_run_is_not_computed_again(lab: Lab):
     assert "already complete" in outcome.out
     assert "bits/byte" in outcome.out
     assert {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()} == before
-    outcome = lab.here("--multirun", "trainer.max_steps=2", "name=default")
-    assert outcome.status == 0
+    lab.done("--multirun", "trainer.max_steps=2", "name=default")
 
 
 @pytest.mark.slow
@@ -245,8 +241,7 @@ def test_a_complete_run_of_a_block_that_was_changed_since_says_so(lab: Lab, fini
     assert lab.here().err == ""
     for name, words in ((files[2], []), (files[3], ["--multirun", "seed=0,0"])):
         path.write_text(json.dumps({**summary, "block_files": {**summary["block_files"], name: "0" * 16}}))
-        outcome = lab.here(*words)
-        assert outcome.status == 0
+        outcome = lab.done(*words)
         assert outcome.err.startswith(f"notice: {name} was changed after {lab.run_folder()} had been trained")
         assert outcome.err.count("\n") == 1
     del summary["block_files"]  # as in runs of before
@@ -282,8 +277,7 @@ def test_a_sweep_and_its_report(lab: Lab):
     assert [
         path for path in lab.temp.iterdir() if "torchinductor" not in path.name
     ] == []  # PyTorch's own cache
-    report = lab.here("job=report", f"runs={lab.results / 'pair'}")
-    assert report.status == 0, report.err
+    report = lab.done("job=report", f"runs={lab.results / 'pair'}")
     page = Path(report.out.strip().splitlines()[-1].removeprefix("report: "))
     page = page if page.is_absolute() else lab.cwd / page
     assert page.name == "index.html"

@@ -162,9 +162,7 @@ def tasks(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 5, None])
-def test_rolling_log_likelihoods_are_the_scores_of_evaluate(
-    finished: Lab, tmp_path: Path, stride: int | None
-):
+def test_rolling_log_likelihoods_are_the_scores_of_evaluate(finished, tmp_path, stride):
     from experiments.runs import load_run
 
     text = "alpha beta gamma delta epsilon " * 5
@@ -178,15 +176,11 @@ def test_rolling_log_likelihoods_are_the_scores_of_evaluate(
 
 
 @pytest.mark.slow
-def test_the_job_scores_local_tasks_and_the_report_has_them(
-    finished: Lab, lab: Lab, tasks: Path, tmp_path: Path
-):
+def test_the_job_scores_local_tasks_and_the_report_has_them(finished, lab, tasks, tmp_path):
     run = Path(shutil.copytree(finished.run_folder(), tmp_path / "study" / finished.run_folder().name))
     words = [f"run={run}", f"lm_eval.include={tasks}"]
-    outcome = lab.here("job=lm_eval", *words, "lm_eval.tasks=[local_choices]")
-    assert outcome.status == 0, outcome.err
-    outcome = lab.here("job=lm_eval", *words, "lm_eval.tasks=[local_r*,local_generation]")
-    assert outcome.status == 0, outcome.err
+    lab.done("job=lm_eval", *words, "lm_eval.tasks=[local_choices]")
+    outcome = lab.done("job=lm_eval", *words, "lm_eval.tasks=[local_r*,local_generation]")
     results = load_results(tmp_path / "study")
     table = results.table("lm_eval")
     table = table.set_index("task")

@@ -92,8 +92,7 @@ def test_longer_sequences_are_the_task_with_another_option(config: Config):
 @pytest.mark.slow
 def test_costs_are_said_and_nothing_is_trained_where_dry(lab: Lab):
     lab.arguments = lambda *words: [*words, f"results={lab.results}"]
-    outcome = lab.here("+experiment=papers", "dry=true", *TINY)
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("+experiment=papers", "dry=true", *TINY)
     assert "papers_parity: 2 models, 8 steps a run, about 0." in outcome.out
     assert "in all: about" in outcome.out
     assert not lab.results.exists()

@@ -95,6 +95,4 @@ def test_a_preset_as_it_is_departs_in_nothing(preset: str):
     ids=str,
 )
 def test_costs_of_what_cannot_be_are_refused(lab: Lab, words: list[str], message: str):
-    outcome = lab.here("job=cost", *words)
-    assert outcome.status == 2
-    assert message in outcome.err
+    assert message in lab.refused("job=cost", *words)

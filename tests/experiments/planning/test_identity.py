@@ -279,9 +279,7 @@ def said(capsys, *plans: Plan) -> str:
 
 
 @pytest.mark.slow
-def test_a_complete_run_names_each_setting_of_the_trainer_that_it_was_not_made_with(
-    complete: Callable[..., Plan], capsys
-):
+def test_a_complete_run_names_each_setting_of_the_trainer_that_it_was_not_made_with(complete, capsys):
     made = complete(tiny_config())
     assert said(capsys, made) == ""
     for name in (field.name for field in dataclasses.fields(TrainerConfig)):
@@ -312,9 +310,7 @@ def test_a_complete_run_names_each_setting_of_the_trainer_that_it_was_not_made_w
         ({"sweep__workers": 9, "results": "elsewhere"}, None, ""),
     ],
 )
-def test_a_complete_run_names_where_and_how_it_was_made(
-    keys: dict[str, Any], gpu: str | None, told: str, complete: Callable[..., Plan], capsys
-):
+def test_a_complete_run_names_where_and_how_it_was_made(keys, gpu, told, complete, capsys):
     made = complete(tiny_config(device="auto"), gpu)
     asked = dataclasses.replace(made, config=changed(tiny_config(device="auto"), **keys))
     found = said(capsys, asked)

@@ -123,11 +123,9 @@ def test_a_report_draws_the_figures_that_were_not_kept(lab: Lab):
 def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     study = next(path for path in STUDIES if path.name == "extrapolation")
     words = ["job=publish", f"runs={study}", "source=somewhere"]
-    asked = lab.here(*words)
-    assert asked.status == 2
-    assert asked.err.startswith("error: job=publish needs the study's question")
-    assert asked.err.count("\n") == 1
-    assert lab.left_behind() == []
+    error = lab.refused(*words)
+    assert error.startswith("error: job=publish needs the study's question")
+    assert error.count("\n") == 1
     done = lab.here(*words, "question=Do all eleven train?")
     assert (done.status, done.err) == (0, "")
     folder = lab.results / "published" / "extrapolation"
@@ -139,7 +137,6 @@ def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     (folder / "README.md").unlink()
     shutil.move(folder, lab.results / "moved")
     folder.symlink_to(lab.folder)
-    refused = lab.here(*words, "question=Do all eleven train?")
-    assert refused.status == 2
-    assert "nothing is written through links" in refused.err
-    assert refused.err.count("\n") == 1
+    error = lab.refused(*words, "question=Do all eleven train?")
+    assert "nothing is written through links" in error
+    assert error.count("\n") == 1

@@ -54,8 +54,7 @@ def test_another_text_is_scored_whole_with_the_runs_tokenizer(finished: Lab, oth
     expected = by_hand(folder, other.read_text())
     found = experiments.evaluate(folder, other)
     assert found == {"text": {**expected, "text": "other.txt", "tokenizer": "bytes"}}
-    outcome = finished.here("job=evaluate", f"run={folder}", f"data.path={other}")
-    assert outcome.status == 0, outcome.err
+    outcome = finished.done("job=evaluate", f"run={folder}", f"data.path={other}")
     (line,) = outcome.out.splitlines()
     assert line.startswith(f"text: loss {expected['loss']:.4f} nats/token")
     assert line.endswith("· other.txt · tokenizer bytes")
@@ -158,9 +157,7 @@ def test_text_that_cannot_be_scored_is_refused(finished: Lab, tmp_path: Path, co
 
 
 @pytest.mark.parametrize(("characters", "enough"), [(7, False), (8, True)])
-def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(
-    tmp_path: Path, characters: int, enough: bool
-):
+def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(tmp_path, characters, enough):
     """A window of 8 has 9 tokens with its last target, of which the separator is the first."""
     (tmp_path / "short.txt").write_text("x" * characters)
     loaded = LoadedRun(SimpleNamespace(seq_len=8), ByteTokenizer(), tmp_path, DataConfig())

@@ -142,8 +142,7 @@ def test_word_perplexity_is_of_words(model, text: str, has_words: bool):
 def test_job_evaluate_prints_the_numbers_of_the_summary(finished: Lab):
     folder = finished.run_folder()
     expected = RunFolder(folder).summary()["metrics"]["test"]
-    outcome = finished.here("job=evaluate", f"run={folder}")
-    assert outcome.status == 0, outcome.err
+    outcome = finished.done("job=evaluate", f"run={folder}")
     line = next(line for line in outcome.out.splitlines() if line.startswith("test: "))
     for text in (
         f"loss {expected['loss']:.4f} nats",

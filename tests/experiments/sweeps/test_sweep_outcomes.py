@@ -48,9 +48,7 @@ def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
     ("status", "said"),
     [(-9, "killed by signal 9"), (143, "stopped with status 143"), (0, "stopped with status 0")],
 )
-def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
-    planned: Plan, capsys, status: int, said: str
-):
+def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(planned, capsys, status, said):
     planned.folder.fail(ValueError("an older story"))
     out, failed = told(planned, status, capsys)
     assert f"FAILED: {said} ({planned.folder.path})" in out

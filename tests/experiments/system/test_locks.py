@@ -70,9 +70,7 @@ def test_a_killed_holder_frees_the_lock_and_who_waits_is_told(tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("nodes", [False, True])
-def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
-    tmp_path: Path, monkeypatch, nodes: bool
-):
+def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(tmp_path, monkeypatch, nodes):
     monkeypatch.setattr(signals, "_received", [])
     before = signal.getsignal(signal.SIGUSR2)
     signals.pause_on(signal.SIGUSR2)
@@ -198,9 +196,7 @@ def test_a_claim_of_another_machine_is_taken_over_only_once_its_heart_has_stoppe
     assert not claim.exists()
 
 
-def test_runs_on_a_network_are_claimed_also_by_the_machine_that_exports_the_folder(
-    tmp_path: Path, monkeypatch
-):
+def test_runs_on_a_network_are_claimed_also_by_the_machine_that_exports_the_folder(tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "experiment" / "run")
     pretend(monkeypatch, network=False)
     with run.locked():

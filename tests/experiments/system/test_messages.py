@@ -38,9 +38,7 @@ def test_words_that_were_printed_before_a_message_come_before_it(monkeypatch):
         assert told.read().startswith(f"words\n{processes.MARK}")
 
 
-def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(
-    capfd: pytest.CaptureFixture[str], tmp_path
-):
+def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(capfd, tmp_path):
     processes.tell(outcome="paused", message="a\nb")
     line = capfd.readouterr().out
     assert line.count("\n") == 1

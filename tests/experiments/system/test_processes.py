@@ -36,9 +36,7 @@ def test_versions_are_those_of_python_and_of_the_packages_that_are_there():
 
 
 @pytest.mark.parametrize(("told", "ends"), [("own", []), ("other", [128 + signal.SIGTERM]), ("", [])])
-def test_a_process_ends_at_once_only_where_its_parent_is_another_than_it_was_told(
-    monkeypatch, told: str, ends
-):
+def test_a_process_ends_at_once_only_where_its_parent_is_another_than_it_was_told(monkeypatch, told, ends):
     """And tells no process that it starts."""
     ended: list[int] = []
     monkeypatch.setattr(torchrun.sys, "platform", "linux")

@@ -100,9 +100,7 @@ def test_rows_are_means_over_steps_and_speed_is_of_training_alone(tmp_path: Path
     assert [float(row["lr"]) for row in (first, second)] == [0.125 / 2, 0.125 / 8]  # that the last step took
 
 
-def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_too(
-    tmp_path: Path, clock: Clock
-):
+def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_too(tmp_path, clock):
     path = tmp_path / "metrics.csv"
     norms = iter([1.0, 9.0, 2.0, 3.0, 4.0, 7.0, 5.0, 1.0])  # a step each; rows after the fourth and eighth
 
@@ -149,9 +147,7 @@ def test_flops_and_peak_are_found_once_with_the_first_row_and_that_is_no_trainin
     assert {float(row["mfu"]) for row in read_metrics(path)} == {100 / 2 * 7 / 1e4}
 
 
-def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_between(
-    tmp_path: Path, clock: Clock
-):
+def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_between(tmp_path, clock):
     at, path = trainer(), tmp_path / "metrics.csv"
     first = rows_in(path)
     first.on_train_start(at, None)
@@ -281,9 +277,7 @@ def test_val_tokens_counts_tokens(validated, monkeypatch, limit, count: int):
     assert options["precision"] == "fp32"
 
 
-def test_the_best_weights_are_exported_with_their_step_and_patience_ends_it(
-    validated, monkeypatch, tmp_path: Path
-):
+def test_the_best_weights_are_exported_with_their_step_and_patience_ends_it(validated, monkeypatch, tmp_path):
     callback, task, written, _ = validated(monkeypatch, [3.0, 2.0, 2.5, 2.0, 2.1], patience=3)
     stopped = []
     for step in range(1, 6):

@@ -31,8 +31,7 @@ def test_a_logger_has_rows_configuration_and_figures_and_ends(lab, monkeypatch):
     installed.__spec__ = ModuleSpec("wandb", None, origin="wandb.py")
     monkeypatch.setitem(sys.modules, "wandb", installed)
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", Wandb)
-    done = lab.here("trainer.loggers=[wandb]", *WORDS)
-    assert done.status == 0, done.err
+    lab.done("trainer.loggers=[wandb]", *WORDS)
     run = lab.run_folder()
     summary = json.loads((run / "summary.json").read_text())
     assert {step for name, step in seen.numbers if name == "train/loss"} == {1, 2, 3, 4}

@@ -46,8 +46,7 @@ def one_measure(monkeypatch):
 
 
 def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
-    outcome = lab.here(*EVERY)
-    assert outcome.status == 0, outcome.err
+    lab.done(*EVERY)
     assert_same_run(finished.run_folder(), lab.run_folder(), "with and without probing")
     assert finished.run_folder().name == lab.run_folder().name, "not a part of the identity"
     rows = probe_run.read(lab.run_folder(), "training")
@@ -105,8 +104,7 @@ def test_a_run_that_patience_ends_is_probed_at_its_last_step(lab: Lab, monkeypat
         return {"loss": float(trainer.global_step), "perplexity": 1.0}
 
     monkeypatch.setattr(Validation, "scores", worse)
-    outcome = lab.here(*EVERY, "trainer.val_every=2", "trainer.patience=1")
-    assert outcome.status == 0, outcome.err
+    lab.done(*EVERY, "trainer.val_every=2", "trainer.patience=1")
     assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
 
 
@@ -115,8 +113,7 @@ def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
     path = probe_run.file(lab.run_folder(), "training")
     path.parent.mkdir()
     path.write_text("not parquet")
-    outcome = lab.here("trainer.max_steps=4", *EVERY)
-    assert outcome.status == 0, outcome.err
+    outcome = lab.done("trainer.max_steps=4", *EVERY)
     assert f"warning: cannot read {path}" in outcome.out
     assert {row[0] for row in probe_run.read(lab.run_folder(), "training")} == {4}
 

@@ -96,8 +96,7 @@ def test_a_published_model_goes_on_as_orthgsa_in_its_own_tokens(lab, tmp_path):
     lab.arguments = lambda *words: [
         x for x in Lab.arguments(lab, *words) if not x.startswith(("model", "data.tok"))
     ]
-    done = lab.here("+experiment=convert", f"start.weights={folder}", "trainer.max_steps=2")
-    assert done.status == 0, done.err
+    lab.done("+experiment=convert", f"start.weights={folder}", "trainer.max_steps=2")
     assert weights(lab.run_folder())["embedding.weight"].shape == (300, 32)  # more than the tokenizer's 290
     assert lab.here("job=generate", f"run={lab.run_folder()}", "generate.tokens=3").status == 0
 
