@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.program import RUN, Lab, Process, assert_same_run, last_checkpoint, steady_rows
+from support.task_lab import TaskLab
 
 from experiments.probing import probe_run
 from experiments.runs import RunFolder, read_metrics
 from experiments.training.lightning_modules import first_bad_module
+from zoo.mixers.mesanet import Solver
 
 
 @pytest.fixture
@@ -222,3 +224,25 @@ def _wait_for_a_half_written_checkpoint(process: Process, lab: Lab) -> None:
     folder = lab.run_folder() / "checkpoints"
     while process.running and not list(folder.glob("*.partial")):
         time.sleep(0.0005)
+
+
+SHORT = ("trainer.max_steps=2", "trainer.val_every=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Lab, pytest.param(TaskLab, marks=pytest.mark.long)], ids=["text", "task"])
+@pytest.mark.parametrize(("steps", "told"), [(1, True), (30, False)])
+def test_systems_that_are_not_solved_are_told_of(tmp_path: Path, lab: Lab, kind, steps, told):
+    place = kind(tmp_path / "here", lab.text, lab.cache)
+    outcome = place.done("model=mesanet", *SHORT, f"model.mixers.mesanet.cg_steps={steps}")
+    notices = [line for line in outcome.err.splitlines() if "unsolved" in line]
+    assert len(notices) == told, outcome.err
+    probed = place.done("job=probe", f"runs={place.run_folder().parent}")
+    assert ("unsolved" in probed.err) == told
+
+
+@pytest.mark.slow
+def test_a_model_without_such_a_mixer_is_not_looked_at(lab: Lab, monkeypatch):
+    monkeypatch.setattr(Solver, "update", None)
+    outcome = lab.here(*SHORT)
+    assert (outcome.status, "notice" in outcome.err) == (0, False), outcome.err
