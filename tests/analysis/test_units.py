@@ -11,99 +11,42 @@ from analysis import files
 from analysis.files import word
 from analysis.plotting.axes import bytes_text
 
-
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [
-        (2**20, "1.00 MiB"),
-        (10**6, "0.95 MiB"),
-        (300 * 2**20, "300 MiB"),
-        (1023 * 2**20, "1023 MiB"),
-        (2**30, "1.00 GiB"),
-        (1536 * 2**20, "1.50 GiB"),
-        (80 * 2**30, "80.0 GiB"),
-        (None, "–"),
-    ],
-)
-def test_memory_is_in_binary_units(size, said):
-    assert files.memory(size) == said
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (0, "0.00"),
-        (9.994, "9.99"),
-        (9.996, "10.0"),
-        (99.94, "99.9"),
-        (99.96, "100"),
-        (999.4, "999"),
-        (999.6, "1.00k"),
-        (12_345, "12.3k"),
-        (460_000, "460k"),
-        (1.4e6, "1.40M"),
-        (137_710_080, "138M"),
-        (2.5e9, "2.50G"),
-        (9.89e14, "989T"),
-        (-2_000, "-2.00k"),
-        (math.nan, "–"),
-    ],
-)
-def test_three_digits_with_their_suffix(value, said):
-    assert files.engineering(value) == said
+SAID = {
+    files.memory: (
+        *((2**20, "1.00 MiB"), (10**6, "0.95 MiB"), (300 * 2**20, "300 MiB"), (1023 * 2**20, "1023 MiB")),
+        *((2**30, "1.00 GiB"), (1536 * 2**20, "1.50 GiB"), (80 * 2**30, "80.0 GiB"), (None, "–")),
+    ),
+    files.engineering: (
+        *((0, "0.00"), (9.994, "9.99"), (9.996, "10.0"), (99.94, "99.9"), (99.96, "100"), (999.4, "999")),
+        *((999.6, "1.00k"), (12_345, "12.3k"), (460_000, "460k"), (1.4e6, "1.40M"), (137_710_080, "138M")),
+        *((2.5e9, "2.50G"), (9.89e14, "989T"), (-2_000, "-2.00k"), (math.nan, "–")),
+    ),
+    files.number: (
+        *((3.00249, "3.0025"), (9.99994, "9.9999"), (10.0, "10.00"), (-12.345, "-12.35"), (1234.5, "1,234")),
+        *((2e7, "2e+07"), (math.inf, "∞"), (-math.inf, "−∞"), (None, "–")),
+    ),
+    files.duration: (
+        *((12.34, "12.3 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (245, "4 min 05 s")),
+        *((3599, "59 min 59 s"), (3600, "1 h 00 min"), (11_220, "3 h 07 min"), (None, "–")),
+    ),
+    bytes_text: (
+        *((512, "512 bytes"), (1023, "1023 bytes"), (2**10, "1 KiB"), (1536, "1.5 KiB")),
+        *(
+            (1023 * 2**10, "1023 KiB"),
+            (2**20, "1 MiB"),
+            (2**30, "1 GiB"),
+            (2**40, "1 TiB"),
+            (2**50, "1024 TiB"),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (3.00249, "3.0025"),
-        (9.99994, "9.9999"),
-        (10.0, "10.00"),
-        (-12.345, "-12.35"),
-        (1234.5, "1,234"),
-        (2e7, "2e+07"),
-        (math.inf, "∞"),
-        (-math.inf, "−∞"),
-        (None, "–"),
-    ],
+    ("function", "value", "said"), [(name, *row) for name, rows in SAID.items() for row in rows]
 )
-def test_numbers_of_quality(value, said):
-    assert files.number(value) == said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (12.34, "12.3 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min 00 s"),
-        (245, "4 min 05 s"),
-        (3599, "59 min 59 s"),
-        (3600, "1 h 00 min"),
-        (11_220, "3 h 07 min"),
-        (None, "–"),
-    ],
-)
-def test_durations(seconds, said):
-    assert files.duration(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [
-        (512, "512 bytes"),
-        (1023, "1023 bytes"),
-        (2**10, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (1023 * 2**10, "1023 KiB"),
-        (2**20, "1 MiB"),
-        (2**30, "1 GiB"),
-        (2**40, "1 TiB"),
-        (2**50, "1024 TiB"),
-    ],
-)
-def test_ticks_of_bytes_are_in_the_largest_unit_that_leaves_one(size, said):
-    assert bytes_text(size) == said
+def test_numbers_have_few_digits_and_the_largest_unit_that_leaves_one(function, value, said):
+    assert function(value) == said
 
 
 def test_shares_counts_and_lists():
