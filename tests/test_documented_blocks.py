@@ -38,13 +38,8 @@ def test_the_readme_shows_one_mixer_that_fits_on_a_page():
 
 def test_the_pages_show_a_file_of_every_other_kind():
     assert [path.rsplit("/", 1)[0] for path in EXTENSIONS] == [
-        *(
-            "zoo/residuals",
-            "zoo/channels",
-            "zoo/probes/measures",
-            "analysis/figures",
-            "experiments/data/tasks",
-        )
+        *("zoo/residuals", "zoo/channels", "zoo/probes/measures", "analysis/figures"),
+        "experiments/data/tasks",
     ]
 
 

@@ -7,15 +7,10 @@ import pytest
 from support.program import ROOT
 
 LIGHT = (
-    "experiments.engines.preloaded_worker",
-    "experiments.engines.slurm_cell",
-    "experiments.engines.supervisor",
-    "experiments.configuration.hydra_settings",
-    "experiments.front_desk",
-    "experiments.jobs",
-    "experiments.system.paths",
-    "experiments.system.processes",
-    "experiments.system.signals",
+    *("experiments.engines.preloaded_worker", "experiments.engines.slurm_cell"),
+    *("experiments.engines.supervisor", "experiments.configuration.hydra_settings"),
+    *("experiments.front_desk", "experiments.jobs", "experiments.system.paths"),
+    *("experiments.system.processes", "experiments.system.signals"),
 )
 
 

@@ -53,12 +53,7 @@ def test_shares_counts_and_lists():
     assert (files.percent(0.4567), files.percent(None)) == ("45.7 %", "–")
     assert (files.whole(1234.5), files.whole(1235.5), files.whole(math.nan)) == ("1,234", "1,236", "–")
     assert [files.listing(range(n), 3) for n in range(6)] == [
-        "none",
-        "0",
-        "0 and 1",
-        "0, 1 and 2",
-        "0, 1, 2 and 1 more",
-        "0, 1, 2 and 2 more",
+        *("none", "0", "0 and 1", "0, 1 and 2", "0, 1, 2 and 1 more", "0, 1, 2 and 2 more"),
     ]
 
 

@@ -295,13 +295,8 @@ MISTAKES = (
     "nothing.like.it=1",
 )
 LEFT_TO_OTHERS = (
-    "seed.x=1 --cfg job",
-    "seed.x=1",
-    "optim.lrr=1 hydra.verbose=true",
-    "optim.lrr=1 optim.lrr=2",
-    "optim.lr=many --cfg job",
-    "job=list nothing",
-    "model=nothing --cfg job",
+    *("seed.x=1 --cfg job", "seed.x=1", "optim.lrr=1 hydra.verbose=true", "optim.lrr=1 optim.lrr=2"),
+    *("optim.lr=many --cfg job", "job=list nothing", "model=nothing --cfg job"),
 )
 
 Answer = tuple[int, str, str]

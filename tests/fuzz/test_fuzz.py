@@ -288,18 +288,7 @@ def lost_values(config: Any, words: Iterable[str]) -> list[str]:
             value = getattr(value, name)
         typed = text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text[:1] == '"' else text
         if isinstance(value, bool) and typed.lower() not in (
-            "true",
-            "false",
-            "1",
-            "0",
-            "yes",
-            "no",
-            "on",
-            "off",
-            "y",
-            "n",
-            "t",
-            "f",
+            *("true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"),
         ):
             found.append(f"{key}={typed!a} became {value}")
         elif type(value) in (int, float):

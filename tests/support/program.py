@@ -28,23 +28,10 @@ RUN = str(ROOT / "run.py")
 
 # A model of 11,000 parameters, whose step takes milliseconds.
 TINY = [
-    "device=cpu",
-    "model=hypergraph",
-    "model.depth=2",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "data=text",
-    "data.tokenizer=bytes",
-    "data.seq_len=32",
-    "data.batch_size=4",
-    "evaluate.splits=[test]",
-    "trainer.max_steps=20",
-    "trainer.log_every=5",
-    "trainer.val_every=10",
-    "trainer.val_tokens=256",
-    "trainer.checkpoint_every=5",
-    "trainer.progress=false",
-    "optim.warmup_steps=5",
+    *("device=cpu", "model=hypergraph", "model.depth=2", "model.d_model=16", "model.n_heads=2", "data=text"),
+    *("data.tokenizer=bytes", "data.seq_len=32", "data.batch_size=4", "evaluate.splits=[test]"),
+    *("trainer.max_steps=20", "trainer.log_every=5", "trainer.val_every=10", "trainer.val_tokens=256"),
+    *("trainer.checkpoint_every=5", "trainer.progress=false", "optim.warmup_steps=5"),
 ]
 
 

@@ -126,11 +126,7 @@ def test_table_figure_caption_and_notices_show_the_marks(tmp_path, write_run):
 def test_figures_that_compare_models_are_known():
     marked_ones = {entry.name for entry in listed() if entry.compares}
     assert {
-        "comparison",
-        "efficiency",
-        "loss_against_tokens",
-        "composite_gain",
-        "gradient_depth",
+        *("comparison", "efficiency", "loss_against_tokens", "composite_gain", "gradient_depth"),
     } <= marked_ones
 
 

@@ -163,17 +163,7 @@ def test_attention_to_the_answer_is_the_best_head_of_each_layer(tmp_path, write_
             (layer, head, 0.1 + 0.4 * layer + 0.2 * head + 0.02 * seed) for layer in (0, 1) for head in (0, 1)
         ]
         columns = [
-            "step",
-            "layer",
-            "part",
-            "block",
-            "head",
-            "axis",
-            "start",
-            "end",
-            "measure",
-            "value",
-            "count",
+            *("step", "layer", "part", "block", "head", "axis", "start", "end", "measure", "value", "count"),
         ]
         rows = [
             (300, layer, "mixer", "attention", head, "", None, None, name, value, 8)

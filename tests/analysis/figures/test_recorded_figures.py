@@ -18,11 +18,7 @@ from analysis.loading.results import TABLES, Results
 RECORDED = Path(__file__).with_name("recorded")
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 OF_RUNS = (
-    "loss_against_tokens",
-    "loss_against_flops",
-    "loss_against_time",
-    "gradient_norms",
-    "comparison",
+    *("loss_against_tokens", "loss_against_flops", "loss_against_time", "gradient_norms", "comparison"),
     "efficiency",
 )
 
@@ -228,13 +224,7 @@ def test_figures_of_probes():
     """With the notices of what was probed."""
     results = probed()
     names = (
-        "sinks",
-        "gates",
-        "selection",
-        "extrapolation",
-        "load_balance",
-        "recurrence",
-        "solver",
+        *("sinks", "gates", "selection", "extrapolation", "load_balance", "recurrence", "solver"),
         "attention_profile",
     )
     lines = [*drawn_lines(results, *names), *caveats.context_use_caveats(results), *probes.caveats(results)]

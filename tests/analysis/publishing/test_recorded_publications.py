@@ -74,15 +74,7 @@ def study(tmp_path, write_run) -> Path:
         ("kda", 3e-4, "a=1", 1, "r2", 3.1, "done", False, "", ""),
     ]
     names = [
-        "model",
-        "lr",
-        "settings",
-        "seed",
-        "run",
-        "validation_loss",
-        "status",
-        "chosen",
-        "edge",
+        *("model", "lr", "settings", "seed", "run", "validation_loss", "status", "chosen", "edge"),
         "confirmed_by",
     ]
     pd.DataFrame(tried, columns=names).assign(color="#112233").to_csv(folder / "selection.csv", index=False)
@@ -142,15 +134,7 @@ def test_what_configurations_share():
         assert [publishing.joined(shared, one) for one in rest] == trees
         lines.append(f"{shared} and {rest}")
     paths = (
-        "/a/b/c.txt",
-        "x=/a/b d",
-        "a/b/c",
-        "./a/b",
-        "'/a/b c'",
-        "/a",
-        "/a/b/",
-        "~/a/b",
-        "k=/a/b,/c/d",
+        *("/a/b/c.txt", "x=/a/b d", "a/b/c", "./a/b", "'/a/b c'", "/a", "/a/b/", "~/a/b", "k=/a/b,/c/d"),
         "http://a/b/c",
     )
     recorded.check(RECORDED / "shared.txt", [*lines, *(f"{path} -> {without_paths(path)}" for path in paths)])

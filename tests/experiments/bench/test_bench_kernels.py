@@ -19,13 +19,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = 40
 # Many heads or many programs: a second each.
 HEAVY = {
-    "delta_rule, KDA",
-    "delta_rule, a gate a head",
-    "nsa_attention, groups of 16",
-    "mesa",
-    "mesa, a step",
-    "mesa, heads of 256",
-    "mesa, heads of 256, a step",
+    *("delta_rule, KDA", "delta_rule, a gate a head", "nsa_attention, groups of 16", "mesa", "mesa, a step"),
+    *("mesa, heads of 256", "mesa, heads of 256, a step"),
 }
 
 

@@ -117,11 +117,7 @@ def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(letter, monkey
 @pytest.mark.slow
 def test_the_job_prints_them(lab: Lab):
     words = [
-        "job=cost",
-        "cost.lengths=[64]",
-        "cost.memory=true",
-        "trainer.devices=8",
-        "trainer.strategy=fsdp",
+        *("job=cost", "cost.lengths=[64]", "cost.memory=true", "trainer.devices=8", "trainer.strategy=fsdp"),
     ]
     outcome = lab.done(*words)
     assert "memory of training on each of 8 devices, fsdp (ZeRO-3), fp32:" in outcome.out

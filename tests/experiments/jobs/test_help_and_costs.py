@@ -29,12 +29,8 @@ def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
     for job in all_jobs():
         assert f"  {job.name:<9} {job.help}\n" in outcome.out
     for words in (
-        "--multirun",
-        "+experiment=quickstart",
-        "--cfg job",
-        "experiments/configuration/schema.py",
-        "docs/reference/keys.html",
-        "job=list",
+        *("--multirun", "+experiment=quickstart", "--cfg job", "experiments/configuration/schema.py"),
+        *("docs/reference/keys.html", "job=list"),
     ):
         assert words in outcome.out
     assert len(outcome.out.splitlines()) < 60

@@ -38,11 +38,7 @@ SUMMARY = {
 
 def test_a_word_behind_job_list_is_what_to_show_and_flags_stay_flags():
     assert spelled_out(["job=list", "tasks", "--cfg=job", "-c", "seed=1"]) == [
-        "job=list",
-        "show=tasks",
-        "--cfg=job",
-        "-c",
-        "seed=1",
+        *("job=list", "show=tasks", "--cfg=job", "-c", "seed=1"),
     ]
     assert spelled_out(["tasks", "--cfg"]) == ["tasks", "--cfg"]
 

@@ -196,15 +196,8 @@ KEYS = [key for key in dict(leaves(dataclasses.asdict(Config()))) if key not in 
 # to a rate, a length or a width that may come to the same.
 MAY_CHANGE_NOTHING = (
     *("model.mixers.", "model.residual.", "model.channel.", "model.preset", "data.tasks.", "data.name"),
-    *(
-        "data.path",
-        "data.train_path",
-        "data.tokenizer",
-        "data.vocab_size",
-        "data.gpt2_path",
-        "data.revision",
-        "data.text_column",
-    ),
+    *("data.path", "data.train_path", "data.tokenizer", "data.vocab_size", "data.gpt2_path"),
+    *("data.revision", "data.text_column"),
     *(f"data.{key}" for key in hub.KEYS),
     "start.",  # without weights it is refused
     *("optim.lr_study", "match", "trainer.tokens_per_parameter"),

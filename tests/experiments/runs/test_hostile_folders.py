@@ -61,15 +61,8 @@ def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: P
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            ".lock",
-            "checkpoints",
-            "metrics.csv",
-            "model.safetensors",
-            "summary.json",
-            "probes",
-            "tensorboard",
-        ),
+        *(".lock", "checkpoints", "metrics.csv", "model.safetensors", "summary.json", "probes"),
+        "tensorboard",
         *("checkpoints/step-00000020.ckpt", "."),
     ],
 )

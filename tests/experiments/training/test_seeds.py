@@ -13,11 +13,7 @@ from zoo import LanguageModel, load
 
 # A learning rate this small leaves the weights where they start, to seven digits.
 STILL = [
-    "model=transformer",
-    "trainer.max_steps=3",
-    "trainer.log_every=1",
-    "optim.lr=1e-12",
-    "optim.lr_min=0",
+    *("model=transformer", "trainer.max_steps=3", "trainer.log_every=1", "optim.lr=1e-12", "optim.lr_min=0"),
 ]
 
 
