@@ -39,7 +39,7 @@ from analysis.plotting.style import figure_note, mark_series, save, table_styles
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
 
-MOST, DRAWN = 40, 12
+MOST, DRAWN = 40, 8
 """Above so many settings (of a task) figures draw this many models: a legend of more names tells nothing."""
 
 _NAMED = ("label", "series", "model")  # the column by which a figure styles its series
@@ -230,17 +230,24 @@ def draw_figure(
     except BaseException as error:  # sys.exit() in a figure's file, too
         _log.exception("figure %s", entry.name)
         missing = f"drawing it failed ({type(error).__name__}: {error})"
-    for suffix in (".svg", ".png", ".csv"):  # of an earlier report
+    for suffix in (".svg", ".png", ".csv", ".csv.gz"):  # of an earlier report
         (folder / f"{entry.name}{suffix}").unlink(missing_ok=True)
     return ReportFigure(entry.name, entry.title, missing=missing, section=entry.section)
 
 
 def _drawn(entry: Entry, results: Results, folder: Path, labels: frozenset[str] | None) -> ReportFigure:
     figure, caption, table = draw(entry, results, footnote=False, labels=labels)
-    svg, png = save(figure, folder / entry.name)
-    write_csv(table, folder / f"{entry.name}.csv")
+    stem, few = folder / entry.name, labels is None
+    (svg,) = save(figure, stem, [".svg"], small=not few)
+    light = svg.stat().st_size <= HEAVY
+    png = stem.with_name(f"{entry.name}.png")
+    if few or not light:
+        save(figure, stem, [".png"])
+    else:  # of an earlier report
+        png.unlink(missing_ok=True)
+    write_csv(table, folder / f"{entry.name}.csv", small=not few)
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
-    if svg.stat().st_size <= HEAVY:
+    if light:
         shown = {"svg": svg.read_text(encoding="utf-8")}
     else:
         shown = {"source": f"data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}"}

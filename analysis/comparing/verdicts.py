@@ -329,6 +329,9 @@ def caveats(runs: pd.DataFrame, documents: pd.DataFrame) -> list[str]:
 # The answer in sentences.
 
 UNITS = {"test_bits_per_byte": "bits/byte", WRONG: "of the answers"}
+LONGEST = 400
+"""Characters of names in a sentence; of more it has the first three."""
+
 SMALL = 0.01
 """The difference, in the metric's unit, for which the seeds needed are told: 0.01 nats/token is 1 % of perplexity, and
 0.01 of the answers one in a hundred."""
@@ -442,8 +445,14 @@ def _findings(family: Family) -> list[str]:
         (unknown & ~alike, "Not compared, because seeds are too few or do not differ"),
     ):
         if which.any():
-            sentences.append(f"{what}: {listing(others.loc[which, 'shown'], 20)}.")
+            sentences.append(f"{what}: {_listed(others.loc[which, 'shown'])}.")
     return sentences + first
+
+
+def _listed(names: pd.Series, shown: Iterable[str] | None = None) -> str:
+    """Models in a sentence, by their names or as `shown`: twenty, or three where names are long, as a sweep's are."""
+    most = 20 if names.str.len().sum() < LONGEST else 3
+    return listing(names if shown is None else shown, most)
 
 
 def _names(table: pd.DataFrame) -> pd.Series:
@@ -457,7 +466,7 @@ def _chance(others: pd.DataFrame, baseline: str) -> str:
         "ahead": others.loc[others["difference"] < 0, "shown"],
         "behind": others.loc[others["difference"] >= 0, "shown"],
     }
-    named = "; ".join(f"{side}: {listing(names, 20)}" for side, names in sides.items() if len(names))
+    named = "; ".join(f"{side}: {_listed(names)}" for side, names in sides.items() if len(names))
     return f"With one seed per model, no difference from {baseline} can be told from chance (on that seed, {named})."
 
 
@@ -486,7 +495,11 @@ def _only_a_lead(reasons: str) -> str:
 def _rest(side: pd.DataFrame, each: list[str]) -> str:
     """The models after the first, which are no losers of it: ", and so are mesanet by 0.14 (...) and ..."."""
     rest = [f"{name} {amount}" for name, amount in zip(side["shown"].iloc[1:], each[1:], strict=True)]
-    return f", and so {'is' if len(rest) == 1 else 'are'} {listing(rest, 19)}" if rest else ""
+    return (
+        f", and so {'is' if len(rest) == 1 else 'are'} {_listed(side['shown'].iloc[1:], rest)}"
+        if rest
+        else ""
+    )
 
 
 def _difference(row: tuple, unit: str) -> str:
@@ -502,7 +515,7 @@ def _tied(rows: pd.DataFrame, baseline: str, unit: str) -> str:
     ends = rows["difference_ci"].min(), rows["difference_ci"].max()
     span = " to ".join(dict.fromkeys(f"{end:.{difference_decimals(end, end)}f}" for end in ends))
     return (
-        f"Not shown to differ from {baseline}: {listing(rows['shown'], 20)} "
+        f"Not shown to differ from {baseline}: {_listed(rows['shown'])} "
         f"(differences below {span} {unit} cannot be told from chance here)."
     )
 
@@ -514,7 +527,7 @@ def _first_places(family: Family, shown: pd.Series) -> list[str]:
     if len(first) == 0:
         return []
     if table.loc[first[0], "rank_worst"] > 1:
-        names = listing(shown[first], 20)
+        names = _listed(shown[first])
         return [
             f"May be the best: {names}. Every pair was compared, and no model is shown to be better than these."
         ]

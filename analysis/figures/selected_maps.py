@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.plotting.sentence_maps import COLUMNS, draw_maps, models_text, sentence_maps
 from analysis.plotting.style import provenance_text, sentence_text, styled
 
 FIGURES = (
@@ -48,5 +48,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of "
         f"{sentence_text(table)}; white is the future, ␣ a space. Keys a query and head on average: {keys}. "
-        f"One run a model, the lowest seed. {provenance_text(table)}"
+        f"{models_text(table)} {provenance_text(table)}"
     )

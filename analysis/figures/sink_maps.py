@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.plotting.sentence_maps import COLUMNS, draw_maps, models_text, sentence_maps
 from analysis.plotting.style import provenance_text, sentence_text, styled
 
 FIGURES = (
@@ -77,5 +77,5 @@ def caption(table: pd.DataFrame, heads: str = "sink") -> str:
     return (
         f"First, middle and last layer with attention; of each {which}. The first {length} tokens of "
         f"{sentence_text(table)}, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, "
-        f"white is the future. ␣: a space. One run a model, the lowest seed. {provenance_text(table)}"
+        f"white is the future. ␣: a space. {models_text(table)} {provenance_text(table)}"
     )

@@ -429,7 +429,7 @@ def labels(
             continue
         columns = [column for column in _columns(group) if column not in leave_out]
         differing = [column for column in columns if _differs(group, column, groups)]
-        hidden = {"data_fingerprint", *_determined_by_depth(group)}
+        hidden = {"data_fingerprint", *_determined(group)}
         shown = [column for column in differing if column not in hidden]
         described, ambiguous = _described_by(shown, group, key, groups)
         if ambiguous.any():
@@ -470,9 +470,10 @@ def _columns(group: pd.DataFrame) -> list[str]:
     return ["task", *(column for column in SETTING_COLUMNS if column not in OF_TASK)]
 
 
-def _determined_by_depth(group: pd.DataFrame) -> list[str]:
-    """Return "pattern", as a column to leave out of labels, if the number of layers determines it."""
-    return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
+def _determined(group: pd.DataFrame) -> list[str]:
+    """Return the columns that labels leave out because another says as much: a pattern by its depth, a final rate."""
+    by = {"pattern": "depth", "lr_min": "lr"}
+    return [name for name, other in by.items() if group.groupby(other)[name].nunique().le(1).all()]
 
 
 def _describe(values: pd.Series) -> str:

@@ -21,7 +21,17 @@ import pandas as pd
 
 from analysis.files import NoData, pictured_cells
 from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS, RATES, labels, short_names
-from analysis.loading.files import EXPORTED_METRICS, NOT_RUNS, Key, Source, gather, keyed, read_text, sources
+from analysis.loading.files import (
+    EXPORTED_METRICS,
+    NOT_RUNS,
+    UNREADABLE,
+    Key,
+    Source,
+    gather,
+    keyed,
+    read_text,
+    sources,
+)
 
 # Tables of job=bench.
 
@@ -311,12 +321,16 @@ def read_split_table(
     runs, exported: as in `Results`. Columns: experiment, run, name, label, seed, and those of the table.
     """
     table = SPLIT_TABLES[name]
-    files = (
+    files = [
         source
         for source in sources(runs, exported, f"{name}.csv", f"{name}.parquet")
         if os.path.lexists(source.path)
-    )
-    frame, owners, problems = gather(runs, files, partial(_read, table=table))
+    ]
+    together = _read_alike(files, table)
+    if together is None:  # one by one, which names those that are damaged
+        frame, owners, problems = gather(runs, iter(files), partial(_read, table=table))
+    else:
+        frame, owners, problems = *together, []
     columns = [*METRIC_KEYS, *table.types]
     return keyed(runs, owners, frame.reindex(columns=list(table.types))).reindex(columns=columns), problems
 
@@ -326,6 +340,25 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
     path, texts = source.own(), {name: kind for name, kind in table.types.items() if kind == "str"}
     raw = pd.read_parquet(path) if source.shared else pd.read_csv(path, dtype=texts)
     keys = [raw[name] for name in ("experiment", "run")] if source.shared else []
+    return pd.concat([*keys, _checked(raw, table)], axis=1)
+
+
+def _read_alike(files: list[Source], table: SplitTable) -> tuple[pd.DataFrame, np.ndarray] | None:
+    """The rows of runs' own files, read as one, and of each the row of ``runs``; None where that might misread them."""
+    try:
+        texts = {source.path: _whole_lines(source.own()) for source in files if not source.shared}
+        known = _read_together({path: text for path, (text, torn) in texts.items() if not torn})
+        if not files or len(known) < len(files):
+            return None
+        frames = [known[source.path] for source in files]
+        whole = pictured_cells(_checked(pd.concat(frames, ignore_index=True), table))
+    except UNREADABLE:
+        return None
+    rows = [row for source in files for row in source.rows.values()]
+    return whole, np.repeat(rows, [len(frame) for frame in frames])
+
+
+def _checked(raw: pd.DataFrame, table: SplitTable) -> pd.DataFrame:
     frame = raw[list(table.types)].astype(table.types)
     finite = not table.finite or (frame[table.finite].abs() < float("inf")).all()
     if not (frame[table.counted] >= 0).all() or not finite:
@@ -336,7 +369,7 @@ def _read(source: Source, table: SplitTable) -> pd.DataFrame:
         raise ValueError(f"more are {table.of_which} than there are {table.counted}, or fewer than none")
     if table.axes and not frame["axis"].isin(table.axes).all():
         raise ValueError(f"an axis is not one of {', '.join(table.axes)}")
-    return pd.concat([*keys, frame], axis=1)
+    return frame
 
 
 # Synthetic tasks: what they are called, and runs of one model on several of them.

@@ -46,6 +46,9 @@ def token_label(text: str, longest: int = LONGEST_LABEL) -> str:
 LONGEST = 64
 """Tokens of the sentence that are drawn: more would be finer than a line of the page."""
 
+MODELS = 12
+"""Models whose maps are drawn at most, those of the lowest validation loss: a row of maps each."""
+
 NAMED = 13
 """So many tokens have room for their text along an axis."""
 
@@ -68,7 +71,7 @@ PLACES = ("first", "middle", "last")
 
 
 def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
-    """Return maps of a kind for the first, middle and last layer that has one, of each model's lowest seed.
+    """Return maps of a kind for the first, middle and last layer that has one, of the lowest seed of MODELS models.
 
     COLUMNS without `heads`, and `head`; text: the query's token; given: the sentence, if it was given.
     Raises NoData if no run has such maps.
@@ -78,12 +81,22 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     if maps.empty:
         raise NoData(f"no run has {kind} maps in probes/maps.parquet; {advice(results)}")
     shown = results.runs.merge(maps[["experiment", "run"]].drop_duplicates())
-    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(JOINED_COLUMNS)]
+    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")
+    best = shown["validation_loss"].sort_values(kind="stable").index[:MODELS]
+    shown = shown[shown.index.isin(best)][list(JOINED_COLUMNS)]
     maps = maps.merge(shown, on=["experiment", "run"])
     maps = pd.concat([_layers(rows) for _, rows in maps.groupby("label")], ignore_index=True)
     texts = results.table("sentence")[["experiment", "run", "position", "text", "given"]]
     return maps.merge(
         texts, how="left", left_on=["experiment", "run", "query"], right_on=["experiment", "run", "position"]
+    )
+
+
+def models_text(table: pd.DataFrame) -> str:
+    """Say which runs a figure of maps draws, with a full stop."""
+    most = table["label"].nunique() == MODELS
+    return "One run a model, the lowest seed" + (
+        f", of at most {MODELS} models, those of the lowest validation loss." if most else "."
     )
 
 

@@ -31,7 +31,7 @@ from matplotlib.ticker import LogFormatterSciNotation
 from PIL import Image
 
 from analysis.comparing.equal_terms import without_marks
-from analysis.files import listing, visible, write_atomically
+from analysis.files import listing, visible, write_atomically, write_text
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
@@ -182,19 +182,46 @@ def heat_map(axes: Axes, values: object, *, low: float = 0.0, high: float | None
     return axes.imshow(values, cmap="bone_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
 
+_FORMATS = {
+    ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
+    ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
+}
+
+
 @styled
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem``.svg and ``stem``.png (200 dots an inch) atomically; same figure, same bytes."""
-    formats = {
-        ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
-        ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
-    }
+def save(
+    figure: Figure, stem: Path, suffixes: Iterable[str] = tuple(_FORMATS), *, small: bool = False
+) -> list[Path]:
+    """Write ``stem``.svg and ``stem``.png (200 dots an inch) atomically; same figure, same bytes.
+
+    small: the SVG takes a third of the bytes. Text is text, in the reader's font, and not outlines; coordinates have
+    two decimals.
+    """
     plain_powers(figure)
     _lay_out(figure)
-    return [
-        write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
-        for suffix, options in formats.items()
-    ]
+    with mpl.rc_context({"svg.fonttype": "none" if small else STYLE["svg.fonttype"]}):
+        written = [
+            write_atomically(
+                stem.with_name(f"{stem.name}{suffix}"), partial(figure.savefig, **_FORMATS[suffix])
+            )
+            for suffix in suffixes
+        ]
+    if small:
+        for path in written:
+            if path.suffix == ".svg":
+                write_text(
+                    path, _COORDINATES.sub(_rounded, _INDENT.sub("", path.read_text(encoding="utf-8")))
+                )
+    return written
+
+
+_INDENT = re.compile(r"^ +", re.MULTILINE)
+_COORDINATES = re.compile(r'(?<= d=")[^"]+|(?<= [xy]=")[^"]+|(?<=translate\()[^)]+|(?<=rotate\()[^)]+')
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
+
+
+def _rounded(found: re.Match) -> str:
+    return _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", found[0])
 
 
 def keep_lighter(svg: Path, png: Path) -> Path:

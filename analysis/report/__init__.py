@@ -33,7 +33,8 @@ def write_report(
     index.html needs no other file and no network. Its folder also gets report.md with figures/NAME.svg, .png and .csv
     (the data drawn); tables/ with comparison and runs, of synthetic tasks tasks (models x tasks), and of two named
     layouts or more quality and balance, as .tex (booktabs) and .csv (full precision), and samples.csv where there are
-    samples; runs.parquet and metrics.parquet.
+    samples; runs.parquet and metrics.parquet. Above gallery.MOST settings figures draw a selection of models, as .svg
+    and .csv.gz alone, the page has their runs, and tables/runs.csv.gz has all.
 
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
@@ -43,17 +44,18 @@ def write_report(
     the folder cannot be written; it may be a link only where ``out`` names it. Partial files of a killed report are
     deleted.
     """
-    folder = _target(runs, out)
+    folder = _target(runs.places[0] if isinstance(runs, Results) and len(runs.places) == 1 else runs, out)
     parts = (folder / "figures", folder / "tables")
     for place in parts if out is not None else (folder, *parts):
         refuse_link(place)
     results = runs if isinstance(runs, Results) else load_results(runs)
-    compare(with_final_validation(results), baseline)  # refuses a wrong baseline before anything is written
+    if baseline is not None:  # a wrong one is refused before anything is written
+        compare(with_final_validation(results), baseline)
     for place in (folder, *parts):
         _make(place)
         remove_partials(place)
     content = gather(results, folder / "figures", workers, baseline)
-    results.to_parquet(folder)
+    results.to_parquet(folder, probes=False)
     _write_tables(results, content, folder / "tables")
     write_text(folder / "report.md", markdown.render(content))
     return write_text(folder / "index.html", page.render(content))
@@ -97,13 +99,17 @@ def _write_tables(results: Results, content: Content, folder: Path) -> None:
         "lm_eval": (content.harness, HARNESS),
     }.items():
         if frame.empty:  # there may be one of an earlier report
-            for suffix in (".csv", ".tex"):
+            for suffix in (".csv", ".csv.gz", ".tex"):
                 (folder / f"{name}{suffix}").unlink(missing_ok=True)
             continue
-        write_csv(content.tasks.long if name == "tasks" else frame, folder / f"{name}.csv")
+        long = bool(content.selected) and name == "runs"
+        write_csv(content.tasks.long if name == "tasks" else frame, folder / f"{name}.csv", small=long)
+        if long:  # a table of hundreds of rows is for no paper
+            (folder / f"{name}.tex").unlink(missing_ok=True)
+            continue
         write_text(
             folder / f"{name}.tex",
             latex.table(fields, rows(frame), f"{content.summary} Speeds: {content.speeds}."),
         )
     if content.samples.prompts:
-        write_csv(results.table("samples"), folder / "samples.csv")
+        write_csv(content.drawn.table("samples"), folder / "samples.csv")

@@ -281,10 +281,10 @@ def comparison(metric: str, of_tasks: bool = False) -> tuple[Field, ...]:
 
 
 def brief(metric: str, of_tasks: bool = False) -> tuple[Field, ...]:
-    """Return the columns that a report shows first: name, score, difference, rank, parameters, rate and speed."""
+    """Return the columns that a report shows first: name, score, difference, rank, parameters and learning rate."""
     score = "test_accuracy" if of_tasks and metric != FINAL else metric
     fields = {field.sort or field.heading: field for field in comparison(metric, of_tasks)}
-    names = ("name", score, "difference", "rank_best", "parameters", "lr", "tokens_per_second")
+    names = ("name", score, "difference", "rank_best", "parameters", "lr")
     return tuple(fields[name] for name in names)
 
 

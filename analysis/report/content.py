@@ -267,7 +267,7 @@ class Section(NamedTuple):
 class Compared(NamedTuple):
     """A table of the comparison: of text, or of synthetic tasks; file: its name in tables/.
 
-    fields: all columns; brief: those that are shown first.
+    fields: all columns; brief: those that are shown first; rows: all; shown: those on the page.
     """
 
     file: str
@@ -275,6 +275,7 @@ class Compared(NamedTuple):
     fields: tuple[Field, ...]
     brief: tuple[Field, ...]
     rows: pd.DataFrame
+    shown: pd.DataFrame
 
 
 class DrawnRun(NamedTuple):
@@ -291,10 +292,11 @@ class Content:
     """Content of a report.
 
     comparison: analysis.comparing.tables.compare, with `series`, the model's name in figures, and `dot`, its
-    colour; compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
-    `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
+    colour; compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: those of `drawn`,
+    with `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
     `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
-    figures; sections: the same by section; selected: which models they draw, "" where all. metric: the metric that
+    figures; sections: the same by section; selected: which models they draw, "" where all, of `all_runs` those in
+    `drawn`. metric: the metric that
     ranks the models of text; speeds: the load while each run trained. layouts: tables of the named layouts, empty where
     there are fewer than two. harness: scores on tasks of the lm-evaluation-harness, empty where there are none.
     """
@@ -310,8 +312,11 @@ class Content:
     run_fields: tuple[Field, ...]
     figures: list[ReportFigure]
     selected: str
+    all_runs: int
+    drawn: Results
     samples: Samples
     runs: pd.DataFrame
+    marks: str
     speeds: str
     layouts: Layouts
     harness: pd.DataFrame
@@ -329,11 +334,6 @@ class Content:
         tasks = _over_tasks(self.tasks.long)
         room = max(1, LEAD - len(first) - len(tasks))
         return [*first, *(f"{one.title}: {one.findings[0]}" for one in texts[:room]), *tasks][:LEAD]
-
-    @property
-    def marks(self) -> str:
-        """What the marks behind models' names mean; "" where there are none."""
-        return legend(self.runs)
 
     @property
     def gravest(self) -> str:
@@ -433,13 +433,20 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     table, metric = compare(runs, baseline), order_metric(runs)
     tasks = task_page(results, baseline)
     series = table["model"].where(table["task"].notna(), table["label"])  # what figures draw
-    styles = series_styles(zip(series, table["color"], strict=True))
-    table = table.assign(series=series, dot=[styles[one].color for one in series])
     compared = families(runs, metric, baseline)
     selected = selection(results, compared)
-    shown = draw_figures(selected, figures, workers)
-    written = samples(results, list(table["label"]))
-    detailed = _detailed(results)
+    in_figures = table["label"].isin(selected.labels or table["label"])
+    styles = series_styles(zip(series[in_figures], table.loc[in_figures, "color"], strict=True))
+    dots = [
+        styles[one].color if one in styles else color
+        for one, color in zip(series, table["color"], strict=True)
+    ]
+    table = table.assign(series=series, dot=dots)
+    drawn = draw_figures(selected, figures, workers)
+    written = samples(selected.chosen, list(table["label"]))
+    best = table[table["label"].isin([label for family in compared for label in family.table.index])]
+    on_page = best.groupby(best["task"].fillna("")).head(ROWS) if selected.note and len(best) else table
+    detailed = _detailed(selected.chosen, len(results.runs) > MANY)
     return Content(
         title=title(results.runs),
         summary=paragraph(results.runs, _models(table, tasks)),
@@ -447,19 +454,22 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         comparison=table,
-        compared=_compared(table, metric),
+        compared=_compared(table, on_page, metric),
         tasks=tasks,
         run_fields=run_fields(results.runs),
-        figures=shown,
+        figures=drawn,
         selected=selected.note,
+        all_runs=len(results.runs),
+        drawn=selected.chosen,
         samples=written,
         runs=detailed,
+        marks=legend(results.runs),
         speeds=conditions(results.runs),
         layouts=layouts(results.of_text),
         harness=harness(results),
         machines=machines(results.runs),
         versions=versions(results.runs),
-        missing=missing(results.runs, shown),
+        missing=missing(results.runs, drawn),
     )
 
 
@@ -468,7 +478,11 @@ def _models(table: pd.DataFrame, tasks: TaskPage) -> pd.Series:
     return tasks.rows["label"] if len(tasks.rows) and table["task"].notna().all() else table["label"]
 
 
-def _compared(table: pd.DataFrame, metric: str) -> list[Compared]:
+ROWS = 100
+"""Rows of the comparison on a page where figures draw a selection: the best models, at their best rates."""
+
+
+def _compared(table: pd.DataFrame, shown: pd.DataFrame, metric: str) -> list[Compared]:
     of_task = table["task"].notna()
     parts = [(of_tasks, table[of_task == of_tasks]) for of_tasks in (False, True)]
     parts = [(of_tasks, rows) for of_tasks, rows in parts if len(rows)]
@@ -479,14 +493,15 @@ def _compared(table: pd.DataFrame, metric: str) -> list[Compared]:
             comparison(metric, of_tasks),
             brief(metric, of_tasks),
             rows,
+            shown[shown["task"].notna() == of_tasks],
         )
         for place, (of_tasks, rows) in enumerate(parts)
     ]
 
 
-def _detailed(results: Results) -> pd.DataFrame:
+def _detailed(results: Results, brief: bool) -> pd.DataFrame:
     runs, told = results.runs, [results.texts("config.yaml"), records(results)]
-    configs, probes = told if len(runs) <= MANY else map(differences, told)
+    configs, probes = map(differences, told) if brief else told
     return runs.assign(
         anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
         config=pd.Series(configs, index=runs.index, dtype="object"),

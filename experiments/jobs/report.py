@@ -12,10 +12,10 @@ def run(config: Config) -> None:
     with signals.loading():
         from analysis import comparison_text, load_results, write_report
 
-    runs = runs_of(config)
     with reading_results():
-        print(comparison_text(load_results(runs), config.baseline))
-        print(f"report: {write_report(runs, workers=config.sweep.workers, baseline=config.baseline)}")
+        results = load_results(runs_of(config))
+        print(comparison_text(results, config.baseline))
+        print(f"report: {write_report(results, workers=config.sweep.workers, baseline=config.baseline)}")
 
 
 def runs_of(config: Config) -> str:

@@ -11,6 +11,7 @@ from support.pretended_runs import model, pretended
 
 from analysis import ResultsError, gallery, load_results, report, write_report
 from analysis.caveats import caveats
+from analysis.loading.results import Results
 from analysis.report.content import differences
 
 pytestmark = pytest.mark.slow
@@ -209,3 +210,20 @@ def test_of_many_configs_one_is_whole_and_others_are_what_differs():
     ]
     record = '{\n  "seconds": 3.5,\n  "probe": {\n    "at": "best"\n  }\n}'
     assert differences([record, record.replace("best", "last")])[1].splitlines()[1:] == ["probe.at: last"]
+
+
+def test_a_report_of_many_settings_shows_a_selection_and_is_small(tmp_path, monkeypatch):
+    """A thousand runs gave 42 MB, a legend of 336 names and rows for every setting."""
+    monkeypatch.setattr(Results, "texts", lambda self, _: ["seed: 1\n"] * len(self.runs))
+    rates = {"lr": [1e-3, 3e-3], "lr_min": [1e-4, 3e-4]}
+    swept = [model(f"kda {n}", [3 + n / 100, 4 + n / 100], **rates) for n in range(gallery.MOST)]
+    path = write_report(pretended(model("transformer", [5.0, 5.1], **rates), *swept), tmp_path)
+    page, runs = Page(path), pd.read_csv(tmp_path / "tables" / "runs.csv.gz")
+    assert f"{gallery.DRAWN} of {gallery.MOST + 1} models" in page.words
+    assert len(re.findall(r'<details id="run-\d+"', page.source)) == gallery.DRAWN
+    assert f"all {len(runs)} settings in tables/comparison.csv" in page.words
+    assert len(runs) == len(pd.read_csv(tmp_path / "tables" / "comparison.csv")) == 2 * gallery.MOST + 2
+    assert {place.suffix for place in (tmp_path / "figures").iterdir()} == {".svg", ".gz"}
+    rows = re.findall(r'scope="row"[^>]*>.*?</svg>(kda 39.*?)<', page.source)
+    assert rows == ["kda 39 (lr=0.001)"] * 2, "the best rate, first and with all columns"
+    assert sum(place.stat().st_size for place in tmp_path.rglob("*") if place.is_file()) < 800_000
