@@ -34,7 +34,7 @@ _TYPES = {
     for plain in (bool, int, float, str)
     for kind in (plain, list[plain])  # type: ignore[valid-type]
     for hint in (kind, kind | None)
-}
+} | {str(dict[str, Any]): dict[str, Any]}
 """Types of keys by name."""
 _NAMES = {hint: name for name, hint in _TYPES.items()}
 
@@ -165,8 +165,11 @@ def _refused_key(words: list[str], keys: list[str] | None) -> str | None:
     wrong = [key for key in given if key not in keys and not (CONF / key).is_dir()]
     if not wrong or any(key.startswith("hydra") for key in given) or len(set(given)) < len(given):
         return None
-    node = wrong[0].rpartition(".")[0]
-    if node in keys and not any(key.startswith(f"{node}.") for key in keys):  # a value, which has no keys
+    parts = wrong[0].split(".")
+    above = [node for end in range(1, len(parts)) if (node := ".".join(parts[:end])) in keys]
+    if any(
+        not any(key.startswith(f"{node}.") for key in keys) for node in above
+    ):  # a value, or keys of one's own
         return None
     from experiments.configuration.hydra_settings import unknown_key
 

@@ -150,12 +150,14 @@ def register_task(name: str, *, config: type, title: str, source: str) -> Callab
     """Class decorator: make a task available as ``data=<name>``, its options as ``data.tasks.<name>``.
 
     config: a dataclass of options whose every field has a default; source: the paper. Raises ValueError for another
-    kind of options, and for a name that another file has taken.
+    kind of options, a class without `draw`, and a name that another file has taken.
     """
 
     def register(cls: type[Task]) -> type[Task]:
         if wrong := why_unusable(name, config):
             raise ValueError(f"{cls.__module__}: task '{name}': {wrong}")
+        if missing := getattr(cls, "__abstractmethods__", ()):
+            raise ValueError(f"{cls.__module__}: task '{name}' does not define {', '.join(sorted(missing))}")
         _refuse_clash(name, cls)
         cls.name, cls.config, cls.title, cls.source = name, config, title, source
         TASKS[name] = cls

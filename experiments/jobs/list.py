@@ -16,6 +16,7 @@ from experiments.data.task_set import example
 from experiments.data.tasks_base import Task
 from experiments.jobs import Job, all_jobs
 from experiments.system import signals
+from experiments.system.machine import one_line
 from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS
@@ -78,9 +79,17 @@ def _print_files(group: str, title: str) -> None:
 
 
 def _print_tasks() -> None:
-    print_table("Tasks (data=, options data.tasks.)", [_task_row(*item) for item in sorted(TASKS.items())])
+    rows, examples = [], []
+    for name, task in sorted(TASKS.items()):
+        try:
+            row, drawn = _task_row(name, task), drawn_example(task)
+        except Exception as error:  # of a file that somebody writes
+            _tell(f"task {name} cannot be used: {type(error).__name__}: {one_line(error)}")
+        else:
+            rows, examples = [*rows, row], [*examples, drawn]
+    print_table("Tasks (data=, options data.tasks.)", rows)
     print("\nAn example of each task: what the model reads, and the answers where it is asked\n")
-    print("\n".join(drawn_example(task) for _, task in sorted(TASKS.items())))
+    print("\n".join(examples))
 
 
 def _print_events() -> None:
@@ -115,7 +124,7 @@ def _tell(line: str) -> None:
 
 def print_table(title: str, rows: list[tuple[str, ...]]) -> None:
     """Print rows of equally many cells below a title, in columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"\n{title}")
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -31,8 +31,12 @@ def register_event(kind: str, /, **values: str) -> None:
 
         register_event("solver", residuals="[steps + 1, B, T, H]: ‖q − (H + Λ)x‖ / ‖q‖ after so many steps")
 
-    Raises ValueError for a name that is taken by another description.
+    Raises ValueError for a name that is taken by another description, and for what is no text.
     """
+    if not all(isinstance(text, str) for text in (kind, *values.values())):
+        raise ValueError(
+            f"a probe event has a name and descriptions that are texts, not {kind!r}, {values!r}"
+        )
     if _KINDS.setdefault(kind, values) != values:
         raise ValueError(
             f"the probe event '{kind}' is already registered, with other tensors; choose another name"

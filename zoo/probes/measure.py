@@ -167,7 +167,21 @@ _MEASURES: dict[str, type[Measure]] = {}
 
 
 def register_measure(cls: type[Measure]) -> type[Measure]:
-    """Register a measure under its name; a class decorator. Raises ValueError for a name that is taken."""
+    """Register a measure under its name; a class decorator.
+
+    Raises ValueError for a name that is taken, and for a class that no pass can make one of.
+    """
+    name, kinds = getattr(cls, "name", None), getattr(cls, "kinds", None)
+    if not (
+        isinstance(name, str) and name and isinstance(kinds, tuple) and all(isinstance(x, str) for x in kinds)
+    ):
+        raise ValueError(
+            f"{cls.__module__}: a measure has a name, and kinds, a tuple of texts; it has {name!r}, {kinds!r}"
+        )
+    if missing := getattr(cls, "__abstractmethods__", ()):
+        raise ValueError(
+            f"{cls.__module__}: the measure '{name}' does not define {', '.join(sorted(missing))}"
+        )
     other = _MEASURES.setdefault(cls.name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(

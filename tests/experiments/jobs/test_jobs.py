@@ -12,11 +12,15 @@ from support.program import Lab
 import analysis
 from experiments import cli, jobs
 from experiments.configuration.schema import Config
+from experiments.data import TASKS
+from experiments.data.tasks_base import Task, register_task
 from experiments.jobs import Job, all_jobs, spelled_out
 from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS
+from zoo.probes import Measure, register_event, register_measure
+from zoo.registry import NoOptions
 
 # The contract with analysis: nested keys of summary.json. A name that ends in "?" may be null.
 SUMMARY = {
@@ -145,6 +149,32 @@ def test_a_job_that_cannot_be_used_takes_only_itself_away(lab: Lab, tmp_path, mo
     ] == [True] * 3
     outcome = lab.here("job=torn")
     assert (outcome.status, outcome.err.count("SyntaxError")) == (2, 1), outcome
+    broken = type("Broken", (TASKS["parity"],), {"__init__": lambda *_: 1 / 0})
+    monkeypatch.setitem(TASKS, "broken", broken)
+    outcome = lab.here("job=list", "show=tasks")
+    assert (outcome.status, "selective_copy" in outcome.out) == (0, True), outcome
+    assert outcome.err == "notice: task broken cannot be used: ZeroDivisionError: division by zero\n"
+
+
+def test_what_cannot_be_used_is_refused_where_it_is_registered():
+    """So that its file is left out with a notice, and nothing that goes through all of them meets it."""
+    config, about = NoOptions, {"title": "", "source": ""}
+    for register, said in (
+        (lambda: register_measure(type("M", (Measure,), {"name": 5, "kinds": ()})), "has a name, and kinds"),
+        (
+            lambda: register_measure(type("M", (Measure,), {"name": "m", "kinds": "x"})),
+            "has a name, and kinds",
+        ),
+        (
+            lambda: register_measure(type("M", (Measure,), {"name": "m", "kinds": ()})),
+            "does not define update",
+        ),
+        (lambda: register_event(5), "texts, not 5"),
+        (lambda: register_event("e", x=3), "texts, not 'e'"),
+        (lambda: register_task("t", config=config, **about)(type("T", (Task,), {})), "does not define draw"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            register()
 
 
 @pytest.mark.slow
