@@ -365,11 +365,11 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps: batch size times length (null: the suite's own).
-    cases: suites kernels, compile, models, mixers, steps, profile, traffic and inference: prefixes of the names to
-        measure (null: all; for inference with runs: none; for profile: the configured model).
+    cases: suites kernels, compile, models, mixers, steps, profile, traffic, inference and harness: prefixes of the
+        names to measure (null: all; for inference with runs: none; for profile: the configured model).
     runs: suite inference: run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
-    pairs: suite harness: how often to time both loops, Lightning's and the bare one, in turns.
+    pairs: suite harness: how often to time its loops of training steps, in turns.
     steps: suite harness: training steps of each loop.
     budget_s: time limit in seconds; kernels, models and profile continue next time, others leave longer lengths out.
     target: suite compile: the GPU to compile for, H200, H100 or A100; it need not be present.

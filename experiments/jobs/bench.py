@@ -20,7 +20,17 @@ from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "inference", "kernels", "mixers", "models", "profile", "steps", "traffic")
+_WITH_CASES = (
+    "compile",
+    "harness",
+    "inference",
+    "kernels",
+    "mixers",
+    "models",
+    "profile",
+    "steps",
+    "traffic",
+)
 _WITH_RUNS = "inference"
 _USES = {
     "inference": ("scoring", "decoding"),

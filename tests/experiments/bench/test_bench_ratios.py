@@ -93,19 +93,27 @@ def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
 
 def test_the_harness_is_compared_pair_by_pair_with_the_bare_loop(monkeypatch, capsys):
     """A quarter slower in the median pair: 1.25 times the time, or a ratio of 0.8, where above 1 is faster."""
-    bare, lightning = iter([0.2, 0.4, 0.8]), iter([0.25, 0.8, 0.8])
+    bare, alone, ours = iter([0.2, 0.4, 0.8]), iter([0.2, 0.4, 0.8]), iter([0.25, 0.8, 0.8])
     monkeypatch.setattr(harness.data, "prepare", lambda config: None)
     monkeypatch.setattr(harness, "_long_steps", lambda config, corpus, device: config)
     monkeypatch.setattr(harness, "_bare", lambda *_: next(bare))
-    monkeypatch.setattr(harness, "_harness", lambda *_: next(lightning))
+    monkeypatch.setattr(harness, "_lightning", lambda *_: next(alone))
+    monkeypatch.setattr(harness, "_harness", lambda *_: next(ours))
     config = Config(device="cpu")
-    config.bench.steps, config.bench.pairs = 4, 3
+    config.bench.steps, config.bench.pairs, config.bench.cases = 4, 3, ["steps"]
     found = {row["model"]: row for row in harness.run(config)}
-    assert {name: row["ratio"] for name, row in found.items()} == {"bare loop": 1.0, "lightning": 0.8}
+    assert {name: row["ratio"] for name, row in found.items()} == {
+        "bare loop": 1.0,
+        "lightning alone": 1.0,
+        "harness": 0.8,
+    }
     columns = ("milliseconds_low", "milliseconds_median", "milliseconds_high")
     assert [found["bare loop"][key] for key in columns] == [50.0, 100.0, 200.0]
-    assert [found["lightning"][key] for key in columns] == [62.5, 200.0, 200.0]
-    assert "median 1.2500x, 95 % interval 1.0000 to 2.0000 (3 pairs of 4 steps" in capsys.readouterr().out
+    assert [found["harness"][key] for key in columns] == [62.5, 200.0, 200.0]
+    assert (
+        "harness: median 1.2500x the bare loop, 95 % interval 1.0000 to 2.0000 (3 pairs of 4 steps"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
@@ -114,11 +122,23 @@ def test_the_bare_loop_and_the_harness_train_the_same_model(lab, monkeypatch):
     made, make = [], harness._task
     monkeypatch.setattr(harness, "STEP_MS", 0.0)  # a tiny model's batch is not made larger
     monkeypatch.setattr(harness, "_task", lambda *given: made.append(make(*given)) or made[-1])
-    lab.done("job=bench", "bench.steps=2", "bench.pairs=1")
+    lab.done("job=bench", "bench.steps=2", "bench.pairs=1", "bench.cases=[steps]")
     assert (lab.results / "bench" / "harness.csv").is_file()
-    probed, bare, lightning = (task.model for task in made)
-    torch.testing.assert_close(bare.state_dict(), lightning.state_dict())
+    probed, bare, _, ours = (task.model for task in made)  # Lightning alone has no schedule
+    torch.testing.assert_close(bare.state_dict(), ours.state_dict())
     assert not torch.equal(bare.embedding.weight, probed.embedding.weight)  # which took a step more
+
+
+@pytest.mark.slow
+def test_commands_are_timed_as_processes_in_turns_with_an_import(lab):
+    lab.done("job=bench", "bench.repeats=1", "bench.cases=[help,refused]")
+    rows = list(csv.DictReader((lab.results / "bench" / "harness.csv").read_text().splitlines()))
+    names = ["import torch", "help", "refused key"]
+    modes = ("processor time", "wall time")
+    assert [(row["model"], row["mode"]) for row in rows] == [(name, mode) for name in names for mode in modes]
+    assert all(float(row["milliseconds_median"]) > 10 for row in rows)
+    assert all(float(row["ratio"]) == 1 for row in rows[:2])
+    assert "unknown bench.cases 'halp'" in lab.refused("job=bench", "bench.cases=[halp]")
 
 
 def test_an_interval_holds_19_of_20_medians_drawn_anew():
