@@ -30,7 +30,7 @@ LENGTH, LATER, GREEDY = 24, 19, 64
 PRESETS = [
     name
     for name in architectures(ModelConfig())
-    if name not in ("kda_pure", "conv_pure", "lfm2_gqa", "kda_moe")
+    if name not in ("kda_pure", "conv_pure", "lfm2_gqa", "kda_moe", "swa")  # swa_sinks holds what it has
 ]
 SCHEMES, CHANNELS = list(registry.blocks("residual")), list(registry.blocks("channel"))
 
