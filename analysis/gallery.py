@@ -143,7 +143,7 @@ def selection(results: Results, compared: Iterable[Family]) -> Selection:
         results.part(runs["label"].isin(labels)),
         labels,
         f"Figures draw {len(drawn['model'].unique())} of {len(models)} models, the best and the baseline, each at its "
-        "best learning rate; the tables have all.",
+        "best learning rate; tables/ has all.",
     )
 
 

@@ -329,7 +329,7 @@ def caveats(runs: pd.DataFrame, documents: pd.DataFrame) -> list[str]:
 # The answer in sentences.
 
 UNITS = {"test_bits_per_byte": "bits/byte", WRONG: "of the answers"}
-LONGEST = 400
+LONGEST = 240
 """Characters of names in a sentence; of more it has the first three."""
 
 SMALL = 0.01
@@ -424,10 +424,11 @@ def _findings(family: Family) -> list[str]:
     table = family.table.assign(shown=_names(family.table))
     first = _first_places(family, table["shown"])
     if family.baseline is None:
+        best = table["shown"].iloc[0]
         return [
+            *(first or [f"{best} has the best mean, which seeds do not tell from chance."]),
             "No baseline: these models include no plain transformer, or more than one. Name one with "
             f"baseline=LABEL, such as baseline='{table.index[0]}'.",
-            *first,
         ]
     name = table.loc[family.baseline, "shown"]
     others = table.drop(family.baseline)

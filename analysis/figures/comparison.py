@@ -12,7 +12,7 @@ from analysis.figure_entry import TEXT, Entry
 from analysis.files import NoData
 from analysis.loading.probes import unique_seeds
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_interval, row_axis
+from analysis.plotting.axes import draw_interval, row_axis, ticks_beside
 from analysis.plotting.style import INK, new_figure, provenance_text, styled, table_styles, test_set_text
 
 FIGURES = (
@@ -60,16 +60,16 @@ def draw(table: pd.DataFrame) -> Figure:
     row_axis(axes, len(labels), labels)
     axes.set_xlabel(AXIS[metric])
     if metric == "test_loss":
-        _perplexity_axis(axes)
+        _perplexity_axis(axes, ticks_beside(labels))
     return figure
 
 
-def _perplexity_axis(axes: Axes) -> None:
-    """Add an axis of perplexity on top."""
+def _perplexity_axis(axes: Axes, ticks: int) -> None:
+    """Add an axis of perplexity on top, with so many ticks at most."""
     upper = axes.secondary_xaxis("top", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-12))))
     upper.set_xlabel("test perplexity per token", color=INK)
     upper.tick_params(length=3)
-    upper.xaxis.get_major_locator().set_params(nbins=6)
+    upper.xaxis.get_major_locator().set_params(nbins=ticks)
 
 
 def caption(table: pd.DataFrame) -> str:

@@ -37,6 +37,9 @@ FIGURES = (
     ),
 )
 
+ROOM = 45
+"""Characters of rates that have room below the axis; of more every second rate is written, or every third."""
+
 SEEDS = {"markersize": 5, "alpha": 0.7}
 COLUMNS = (
     "run",
@@ -148,7 +151,9 @@ def draw(table: pd.DataFrame) -> Figure:
         }
         axes.plot(winner.lr, winner.mean, "o", label="_best", **ring)
     axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss (nats/token)")
-    axes.xaxis.set_major_locator(FixedLocator(sorted(table["lr"].unique())))
+    rates = sorted(table["lr"].unique())
+    step = -(-sum(len(f"{rate:g}") for rate in rates) // ROOM)
+    axes.xaxis.set_major_locator(FixedLocator(rates[::step]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     legend_below(figure, [legend_entry(model, styles[model]) for model in winners["model"]])

@@ -26,6 +26,9 @@ from analysis.statistics import estimate
 
 TICKS = 8
 WIDE = 1000.0
+LONG = 28
+"""Characters of a row's label that leave its axes half the figure's width."""
+
 DENSE = (1.0, 2.0, 3.0, 5.0, 7.0)
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -49,8 +52,13 @@ def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
     axes.set_yticks(range(count), labels or [""] * count)
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(axis="y", linestyle=":")
-    axes.locator_params(axis="x", nbins=6)
+    axes.locator_params(axis="x", nbins=ticks_beside(labels or []))
     axes.margins(x=0.08)
+
+
+def ticks_beside(labels: Iterable[str]) -> int:
+    """Return how many ticks have room below rows with these labels, which take their width from the axes."""
+    return 6 if max(map(len, labels), default=0) < LONG else 3
 
 
 def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, float] | None = None) -> None:

@@ -123,9 +123,9 @@ def test_a_wrong_baseline_is_refused_before_anything_is_written(study, tmp_path)
 
 def test_without_a_plain_transformer_a_baseline_is_asked_for(study):
     found = said(study({"transformer": {"residual": "mhc"}}))
-    assert found[0].startswith("No baseline")
-    assert "baseline=LABEL" in found[0]
-    assert found[1] == "kda is better than every other model, every pair compared."
+    assert found[0] == "kda is better than every other model, every pair compared."
+    assert found[1].startswith("No baseline")
+    assert "baseline=LABEL" in found[1]
 
 
 def test_of_two_plain_transformers_the_one_without_options_is_the_baseline(study):
