@@ -39,7 +39,7 @@ from analysis.plotting.style import figure_note, mark_series, save, table_styles
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
 
-MOST, DRAWN = 40, 8
+MOST, DRAWN = 40, 6
 """Above so many settings (of a task) figures draw this many models: a legend of more names tells nothing."""
 
 _NAMED = ("label", "series", "model")  # the column by which a figure styles its series
