@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 from experiments.configuration.schema import Config
@@ -212,7 +213,13 @@ def _replaced(path: Path, draw: random.Random) -> None:
 
 
 def _value(path: Path, draw: random.Random) -> None:
-    """Another value, or none, at a random place of a JSON file; of another file torn lines."""
+    """Another value, or none, at a random place of a JSON file or a checkpoint; of another file torn lines."""
+    if path.suffix == ".ckpt":
+        state = torch.load(path, weights_only=True)
+        node, key = draw.choice([place for place in _places(state) if not isinstance(place[1], int)])
+        del node[key]
+        torch.save(state, path)
+        return
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         places = [(node, key) for node, key in _places(tree)]

@@ -240,7 +240,10 @@ def guard(roots: list[Path], tell: int, at: int, number: int) -> Callable[[], in
         if count == at:
             os.kill(os.getpid(), number)
         for path in paths:
-            place = os.path.realpath(os.fsdecode(path)) if isinstance(path, str | bytes) else allowed[0]
+            name = os.fsdecode(path) if isinstance(path, str | bytes) else allowed[0]
+            place = os.path.realpath(name)
+            if event in ("os.rename", "os.remove", "os.link", "os.symlink"):  # of a link itself
+                place = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
             if (
                 f"{place}/".startswith(allowed)
                 or place == os.devnull
@@ -278,11 +281,15 @@ def placed(case: Case, lab: Path) -> list[str]:
 
 def lost_values(config: Any, words: Iterable[str]) -> list[str]:
     """Words whose values the configuration has not: another number, truth of a number, another text."""
+    from experiments.jobs import find_job
+
     found = []
     for word in words:
         key, _, text = word.partition("=")
         if key not in KEYS:
             continue
+        if key in ("run", "runs", "dry") and key not in find_job(config.job).reads:
+            found.append(f"{key} is not read by job={config.job}")
         kind, value = str(KEYS[key][0]), config
         for name in key.split("."):
             value = getattr(value, name)
@@ -488,6 +495,10 @@ def faults_of(fork: Fork, ended: Ended) -> list[tuple[str, str]]:
             found.append(("words", f"status {ended.status}: {ended.err[-300:]!a}"))
     elif ended.status not in (0, None) and not killed and ended.status not in (70, 71) and ended.status > 0:
         found.append(("words", f"status {ended.status}: {ended.err[-300:]!a}"))
+    if ended.status == 1 and re.search("MemoryError|allocate memory", ended.err):
+        found.append(("written", "a run began that no memory holds"))
+    if case.resumes and case.damage and ended.status == 1 and "failure.json" in ended.err:
+        found.append(("differs", f"failed where it should go back or refuse: {ended.err[-200:]}"))
     after = files_of(lab)
     changed = {
         place
@@ -694,7 +705,7 @@ def harmless(lab: Path, ended: Ended) -> str | None:
     for table in (lab / "results").rglob("*.csv"):
         for cell in (cell for row in csv.reader(io.StringIO(table.read_text())) for cell in row):
             with contextlib.suppress(ValueError):
-                cell = float(cell) and "number"
+                cell = "" if float(cell) else "0"
             if cell[:1] in tuple("=@+-") and cell.strip("-"):
                 return f"{table.name} has the cell {cell!a}"
     return None
