@@ -504,7 +504,7 @@ def attention(
     check_attention("attention", q, k, v, causal=causal, window=window, cu_seqlens=cu_seqlens)
     if sinks is not None and sinks.shape != q.shape[2:3]:
         raise ValueError(
-            f"attention needs a sink logit for each of {q.shape[2]} heads, got {tuple(sinks.shape)}"
+            f"attention needs sinks {tuple(q.shape[2:3])}, a logit a head, got {tuple(sinks.shape)}"
         )
     q, k, v = in_autocast_dtype(q, k, v)
     options = {"causal": causal, "window": window, "scale": scale, "cu_seqlens": cu_seqlens, "sinks": sinks}

@@ -225,7 +225,8 @@ def test_two_files_may_not_claim_one_measure(monkeypatch):
     monkeypatch.setattr("zoo.probes.measure._MEASURES", {})
 
     def made(module: str) -> type[Measure]:
-        return type("Mine", (Measure,), {"name": "mine", "kinds": (), "__module__": module})
+        body = {"name": "mine", "kinds": (), "__module__": module, "update": lambda *_: None}
+        return type("Mine", (Measure,), body)
 
     register_measure(made("one"))
     register_measure(made("one"))
