@@ -152,10 +152,10 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.plot(winner.lr, winner.mean, "o", label="_best", **ring)
     axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss (nats/token)")
     rates = sorted(table["lr"].unique())
-    step = -(-sum(len(f"{rate:g}") for rate in rates) // ROOM)
+    step = -(-sum(len(f"{rate:.3g}") + 1 for rate in rates) // ROOM)
     axes.xaxis.set_major_locator(FixedLocator(rates[::step]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     legend_below(figure, [legend_entry(model, styles[model]) for model in winners["model"]])
     return figure
 
