@@ -74,7 +74,7 @@ def compose(
     words = dict.fromkeys(word for each in composed for word in each.words)
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for config in configs[:1]:
-        _refuse_other_values(config, words)
+        _refuse_other_values(config, [*flags.overrides, *words])  # as typed, and as a sweep writes them again
     if any(config.blocks for config in configs) and not os.environ.get(BLOCKS):
         raise UserError(
             "blocks= works only on the command line, as it is read before any file: give blocks=[FOLDER] there"
@@ -100,7 +100,10 @@ def _refuse_other_values(config: Config, words: Iterable[str]) -> None:
             value = operator.attrgetter(key)(config)
         except AttributeError:  # a group
             continue
-        read = OverridesParser.create().parse_override(word).value()
+        override = OverridesParser.create().parse_override(word)
+        if override.is_sweep_override():  # its values are words of cells
+            continue
+        read = override.value()
         if isinstance(value, bool) and not isinstance(read, bool | str) and text not in ("0", "1"):
             raise UserError(f"{key}={text} must be true or false")
         if isinstance(value, str) and isinstance(read, int | float) and str(read) != text:
