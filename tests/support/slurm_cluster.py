@@ -78,7 +78,7 @@ class SlurmCluster:
         with open(self.folder / f"{command[0]}.out", "w") as out:
             return subprocess.Popen(command, env={**os.environ, **self.environment}, stdout=out, stderr=out)
 
-    def wait_until_up(self, seconds: float = 60) -> None:
+    def wait_until_up(self, seconds: float = 300) -> None:
         """Until the node takes jobs."""
         deadline = time.monotonic() + seconds
         while "idle" not in (said := self.run("sinfo", "--noheader", "--format=%T")):
@@ -100,7 +100,7 @@ class SlurmCluster:
         time.sleep(1)
         for daemon in reversed(self.daemons):
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(300)
 
 
 def _free_ports() -> list[int]:

@@ -35,7 +35,7 @@ def browse(page: Path, profile: Path, *options: str, fragment: str = "") -> subp
         "ARCHZOO_BROWSER=required, but chromium is not on PATH (Debian: apt-get install chromium)"
     )
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri() + fragment]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
 def console(log: str) -> list[str]:

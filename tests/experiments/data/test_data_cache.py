@@ -105,7 +105,7 @@ FULL = """
 @pytest.mark.slow
 def test_a_disk_that_takes_no_more_leaves_nothing(config, cache):
     process = start(FULL, json.dumps(asdict(config())))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert "cannot make the cache folder" in out, err
     assert "File too large" in out
     assert "data.cache_dir" in out
@@ -137,7 +137,7 @@ def test_processes_that_ask_at_once_tokenise_once(config, cache):
         processes = [start(PREPARE, json.dumps(asdict(cfg))) for _ in range(2)]
         for process in processes:
             assert "waiting for another process" in process.stderr.readline()
-    results = [process.communicate(timeout=120) for process in processes]
+    results = [process.communicate(timeout=300) for process in processes]
     counts, keys, sums = zip(*(json.loads(out) for out, _ in results), strict=True)
     assert sorted(counts) == [0, 1]
     assert set(keys) == {key}
@@ -161,7 +161,7 @@ def test_a_killed_process_costs_only_its_own_work(config, cache):
     from experiments.data import prepare
 
     process = start(KILLED, json.dumps(asdict(config())))
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == -9
     assert any(".tmp-" in name for name in os.listdir(cache / "corpora"))
     corpus = prepare(config(), progress=False)

@@ -152,7 +152,7 @@ def test_a_signal_ends_the_training_of_a_tokenizer():
         time.sleep(1)  # until it trains
         process.send_signal(signal.SIGTERM)
         try:
-            assert process.wait(timeout=60) == 7
+            assert process.wait(timeout=300) == 7
         finally:
             process.kill()
 

@@ -25,7 +25,7 @@ def slurm(tmp_path: Path, monkeypatch, lab: Lab) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

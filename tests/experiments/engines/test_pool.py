@@ -188,7 +188,7 @@ os._exit(0)
 def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Python on this code, until everything that it started has ended: they hold its output."""
     found = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, *words], env=found, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *words], env=found, capture_output=True, text=True, timeout=300)
 
 
 @linux

@@ -54,7 +54,7 @@ def owners(lab: Lab) -> list[str]:
 
 def ends(true: Callable[[], bool], what: str) -> None:
     """Wait a while until it holds."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline, f"{what} are left"
         time.sleep(0.2)

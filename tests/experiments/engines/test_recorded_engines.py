@@ -260,7 +260,7 @@ def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
         clock = itertools.count(step=20)
         monkeypatch.setattr(slurm_page.time, "monotonic", lambda: next(clock))
         slurm_page.LocalQueue().cancel(str(process.pid))
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(300) == -signal.SIGKILL
     finally:
         process.kill()
         process.stdout.close()

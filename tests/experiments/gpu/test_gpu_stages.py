@@ -189,7 +189,7 @@ def test_the_short_stage_does_its_plan_by_priority_and_goes_on_where_it_stopped(
     plan = lab.results.parent / "plan.toml"
     plan.write_text(PIECES)
     words = ["job=gpu", "gpu.rehearse=true", "gpu.stage=short", f"gpu.plan={plan}"]
-    outcome = lab.run(*words, timeout=200)
+    outcome = lab.run(*words, timeout=300)
     assert outcome.status == 0, outcome.err
     folder = lab.results / "gpu-rehearsal"
     lines = [json.loads(line) for line in (folder / "short" / "short.jsonl").read_text().splitlines()]
@@ -198,7 +198,7 @@ def test_the_short_stage_does_its_plan_by_priority_and_goes_on_where_it_stopped(
     rows = _rows(folder / "short" / "profile.csv")
     assert {(row["model"], row["tokens"]) for row in rows} == {("kda_pure", "16")}
     assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-3)
-    again = lab.run(*words, timeout=200)
+    again = lab.run(*words, timeout=300)
     assert again.out.count("done before") == 2
     assert "too long: skipped, needs 9999 s" in again.out
 

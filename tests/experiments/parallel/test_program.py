@@ -112,7 +112,7 @@ def test_killed_and_started_again_a_run_is_the_same(words, tmp_path, small_text,
     others = cells(process)
     process.popen.send_signal(signal.SIGKILL)
     process.wait()
-    psutil.wait_procs(others, timeout=30)
+    psutil.wait_procs(others, timeout=300)
     assert not any(x.is_running() for x in others), "processes outlived the one that started them"
     assert torn.run(*words).status == 0
     assert_same(whole.run_folder(), torn.run_folder())

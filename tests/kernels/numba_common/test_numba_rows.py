@@ -145,7 +145,7 @@ def test_places_are_cut_where_a_tile_ends():
 def test_parts_run_on_threads_and_tell_what_they_raise(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     seen, names = [], set()
-    barrier = threading.Barrier(3, timeout=60)
+    barrier = threading.Barrier(3, timeout=300)
 
     def work(sequence: int, part: int) -> None:
         barrier.wait()
