@@ -54,7 +54,7 @@ def _to_the_end(trials: int, halving: bool) -> int:
 
 
 def step_seconds(config: Config) -> float:
-    """Processor seconds of one training step of a model on a batch of its task, after one that is not counted."""
+    """Processor seconds of one training step of a model on its task: those of a micro-batch, after one not counted."""
     torch.set_num_threads(1)
     device, length = torch.device("cpu"), config.data.seq_len
     model = make_model(config, config.model, length, device)
@@ -63,4 +63,4 @@ def step_seconds(config: Config) -> float:
     start = time.process_time()
     for _ in range(STEPS):
         step()
-    return (time.process_time() - start) / STEPS
+    return config.trainer.accumulate * (time.process_time() - start) / STEPS

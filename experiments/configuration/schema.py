@@ -479,8 +479,9 @@ class Config:
         and so do entry points of the group archzoo.blocks of an installed package.
     show: job=list: print only one part: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
     claims: job=claims: numbers of claims to judge and compare with the published ledger (empty: judge all, write it).
-    dry: train and measure nothing. job=train lists the cells with run folders and progress; job=compare and papers
-        estimate the cost; suite=kernels prints bytes, FLOPs and roofline times of the kernels. Other jobs refuse it.
+    dry: train and measure nothing. job=train lists the cells with run folders, progress and tokens; job=compare,
+        verdict and papers estimate the cost; suite=kernels prints bytes, FLOPs and roofline times of the kernels. Other
+        jobs refuse it.
     match: give the model as much as the plain transformer has, within 1 %. "params" (without the embedding) and "flops"
         (a token's forward pass) set the channel mixer's hidden width; "state" (bytes of decode state) sets the mixers'
         head widths; "state+params" and "state+flops" do both in turn (null: keep widths).

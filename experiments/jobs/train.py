@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 from experiments import engines
@@ -33,6 +34,7 @@ def run_sweep(configs: list[Config]) -> None:
     plans = [plan(config) for config in configs]
     refuse_lost_values(plans)
     _refuse_copies(plans)
+    _tell_one_lowest_rate(plans)
     first = configs[0].sweep
     if configs[0].dry:
         _list(plans)
@@ -53,6 +55,19 @@ def _refuse_copies(plans: list[Plan]) -> None:
                 "their folder "
                 "(name, results); give the sweep one name and sweep over settings"
             )
+
+
+def _tell_one_lowest_rate(plans: list[Plan]) -> None:
+    """Print a notice where rates are swept to one lowest rate: their schedules then differ in shape."""
+    rates = {p.config.optim.lr for p in plans if p.config.optim.schedule != "constant"}
+    lowest = {p.config.optim.lr_min for p in plans}
+    if len(rates) > 1 and len(lowest) == 1 and (lr_min := lowest.pop()) > 0:
+        print(
+            f"notice: the rates of this sweep all fall to optim.lr_min={lr_min:g}, so their schedules differ in shape; "
+            "optim.lr_min_ratio=0.1 lets each fall to a tenth of itself",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _train_here(planned: Plan) -> None:
@@ -85,6 +100,8 @@ def _train(plans: list[Plan]) -> None:
         raise RunPaused(
             f"{paused} of {len(plans)} cells paused; the same command without trainer.pause_at resumes them"
         )
+    for experiment in dict.fromkeys(planned.folder.path.parent for planned in plans):
+        print(f"results: {experiment}; for tables and figures on one page: job=report runs={experiment}")
 
 
 def _list(plans: list[Plan]) -> None:
@@ -99,7 +116,15 @@ def _list(plans: list[Plan]) -> None:
         print("  ".join([states[path].ljust(width), str(path), names[planned.run]]))
     counted = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     equal = f" ({len(states)} runs: equal cells are one)" if len(states) < len(plans) else ""
-    print(f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; dry=true trains nothing")
+    tokens = sum(
+        planned.config.tokens_per_step * planned.config.trainer.max_steps
+        for path, planned in runs.items()
+        if states[path] not in ("complete", "to score")
+    )
+    print(
+        f"{len(plans)} cell{'s' * (len(plans) != 1)}{equal}: {counted}; up to {tokens:,} tokens "
+        "to train on; dry=true trains nothing"
+    )
     tell_earlier(runs.values())
 
 

@@ -20,6 +20,7 @@ def run(config: Config) -> None:
 def run_sweep(configs: list[Config]) -> None:
     """Judge the block (`judge`), then write a report of what was trained, and the verdict's page.
 
+    With dry=true only what is compared and its cost are said.
     configs: one for every text or task to learn. Raises UserError where tables are missing.
     """
     with signals.loading():
@@ -28,6 +29,8 @@ def run_sweep(configs: list[Config]) -> None:
 
     configs = [named(config) for config in configs]
     judge(configs)
+    if configs[0].dry:
+        return
     config, folder = configs[0], Path(configs[0].results) / configs[0].name
     with reading_results():
         results = load_results(folder) if any(folder.glob("*/summary.json")) else None
@@ -51,11 +54,15 @@ def judge(configs: list[Config]) -> None:
     block = find_block(config.block)
     compared = models(config.model, block, nearest_relative(block, config.verdict.relative))
     _check(configs, compared)
-    folder = verdict_stages.open_verdict(config, block, compared)
+    folder = None if config.dry else verdict_stages.open_verdict(config, block, compared)
     print(
         f"verdict on {block.name}, beside {' and '.join(name for name in compared if name != block.name)}",
         flush=True,
     )
+    if folder is None:
+        print(f"contract tests, sizes and speeds at lengths {config.verdict.lengths}, then:", flush=True)
+        _compare(configs, compared)
+        return
     rows = verdict_stages.check_contracts(folder, block)
     broken = [row for row in rows if int(row["failed"])]
     print(f"contracts: {len(rows) - len(broken)} of {len(rows)} kept", flush=True)
@@ -112,6 +119,7 @@ JOB = Job(
     "verdict",
     "judge one block: contract tests, cost, speed and learning, beside its nearest relative",
     run,
+    reads=("dry",),
     needs="block=NAME (+experiment=verdict plans for an hour)",
     run_sweep=run_sweep,
 )

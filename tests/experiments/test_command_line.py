@@ -248,7 +248,9 @@ def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
     (paused,) = set(lab.run_folders()) - {complete}
     lab_files = files(lab)
     outcome = lab.here("--multirun", "seed=0,1,2", "optim.lr=3e-3,1e-3", "dry=true", "sweep.engine=list")
-    assert (outcome.status, outcome.err) == (0, ""), outcome
+    assert (outcome.status, outcome.err.count("\n"), "optim.lr_min_ratio" in outcome.err) == (0, 1, True), (
+        outcome
+    )
     lines = [line.split("  ") for line in outcome.out.splitlines()]
     states = {line[-1]: line[0].strip() for line in lines[:-1]}
     assert list(states) == [
@@ -260,7 +262,11 @@ def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
     assert str(complete) in outcome.out
     assert str(paused) in outcome.out
     assert lines[-1][0].startswith("6 cells: 1 complete, 4 new, 1 to resume")
+    tokens = outcome.out.split("up to ")[1].split(" tokens")[0].replace(",", "")
     one = lab.here("seed=2", "dry=true").out
+    assert int(tokens) == 5 * int(one.split("up to ")[1].split(" tokens")[0].replace(",", ""))
+    schedules = lab.here("--multirun", "optim.lr=3e-3,1e-3", "optim.lr_min_ratio=0.1", "dry=true")
+    assert (schedules.status, schedules.err) == (0, "")
     assert one.startswith("new  ")
     assert "seed 2" in one
     assert "to score" in lab.here("evaluate.splits=[validation,test]", "dry=true").out

@@ -111,6 +111,9 @@ def test_a_block_that_cannot_be_judged_is_refused(lab: Lab):
         (["block=kda", "optim.lr_min=1"], "optim.lr_min"),
     ):
         assert says in lab.refused("job=verdict", *words)
+    said = lab.done("job=verdict", "block=kda", "verdict.relative=none", "dry=true").out
+    assert said.startswith("verdict on kda, beside transformer\n")
+    assert "core-minutes" in said
     assert lab.left_behind() == []
 
 
