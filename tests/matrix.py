@@ -71,6 +71,8 @@ def attempt(py: str, torch: str) -> str:
     print(f"== Python {py}, torch {torch}", flush=True)
     # Exact pins hold for one torch; others take what the ranges in pyproject.toml admit.
     exact = [f"torch=={torch}", f"triton=={TRITON_OF[torch]}; platform_system == 'Linux'"]
+    # Triton 3.6's interpreter fails with newer ones: findings/triton_interpreter_loop_bound.sh.
+    exact += ["numpy<2.4"] if TRITON_OF[torch].startswith("3.6.") else []
     install = [python, "-m", "pip", "install", "-q", *exact, "-e", f"{ROOT}[dev]"]
     if subprocess.run(install, cwd=ROOT).returncode:
         return "FAILED to install"
