@@ -15,6 +15,7 @@ from kernels.noise import gumbel_noise
 from kernels.ops.attention import attention
 from kernels.ops.cayley import cayley
 from kernels.ops.delta_rule import delta_rule
+from kernels.ops.gates import delta_gates, gated_norm, swiglu
 from kernels.ops.grouped_linear import grouped_linear
 from kernels.ops.hyper_coefficients import hyper_coefficients
 from kernels.ops.hyper_post import hyper_post
@@ -29,11 +30,10 @@ from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
 from kernels.ops.path_extend import path_extend
 from kernels.ops.path_step import path_step
-from kernels.ops.short_conv import short_conv
+from kernels.ops.short_conv import short_conv, short_conv_heads
 from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
 from kernels.ops.sparse_step import sparse_step
-from kernels.ops.swiglu import swiglu
 from kernels.ops.timeline_attention import timeline_attention
 from kernels.rotary import RopeScaling, rope, rope_each
 
@@ -42,7 +42,9 @@ __all__ = [
     "RopeScaling",
     "attention",
     "cayley",
+    "delta_gates",
     "delta_rule",
+    "gated_norm",
     "grouped_linear",
     "gumbel_noise",
     "hyper_coefficients",
@@ -63,6 +65,7 @@ __all__ = [
     "rope",
     "rope_each",
     "short_conv",
+    "short_conv_heads",
     "sinkhorn",
     "sparse_attention",
     "sparse_step",

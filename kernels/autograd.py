@@ -188,6 +188,12 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, gain.shape, gain, eps)
 
 
+def l2norm(x: Tensor) -> Tensor:
+    """x [..., D] · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
 class _RMSNorm(torch.autograd.Function):
     """y = r·x ⊙ g, r = (mean(x²) + ε)^(−1/2);   x̄ = r·(ȳ ⊙ g − (r²/D)·(Σ ȳ ⊙ x ⊙ g)·x),   ḡ = Σ r·(ȳ ⊙ x)."""
 

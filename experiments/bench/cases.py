@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
-from kernels import ops
 from kernels.dispatch import Operation
 from kernels.triton_common.tiles import Work
 from zoo.errors import unknown
@@ -123,11 +122,11 @@ class Call:
     @property
     def registry(self) -> Operation:
         """The operation, with its backends."""
-        return importlib.import_module(f"{ops.__name__}.{self.operation}").OPERATION
+        return importlib.import_module(getattr(kernels, self.operation).__module__).OPERATION
 
     def work(self) -> list[Work] | None:
         """Operations and bytes of its kernels; None where the operation does not count them."""
-        count = getattr(importlib.import_module(f"{ops.__name__}.{self.operation}"), "work", None)
+        count = getattr(importlib.import_module(getattr(kernels, self.operation).__module__), "work", None)
         return count and count(*self.arguments, **self.options)
 
     def bytes(self, mode: str) -> float:

@@ -5,10 +5,13 @@ y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} )
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.autograd import l2norm
 from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.triton_common import lazily, refusal
 from kernels.triton_common.tiles import Work, nbytes
@@ -108,12 +111,29 @@ def _packed(x: Tensor, before: Tensor, weight: Tensor, cu: Tensor) -> tuple[Tens
     return _convolve(axis, weight).index_select(0, first), axis[ends]
 
 
-# The public function and its backends.
-
-__all__ = ["short_conv"]
+# Queries, keys and values of heads.
 
 
-def _refuses(x: Tensor, weight: Tensor, *, state: Tensor | None = None, **_options) -> str | None:
+def _of_heads(form: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`short_conv_heads` by a form of `short_conv`."""
+
+    def run(x: Tensor, weight: Tensor | None, *, heads: tuple[int, int, int], **options):
+        y = F.silu(x) if weight is None else form(x, weight, activation="silu", **options)[0]
+        width = x.shape[2] // sum(heads)
+        q, k, v = (
+            part.unflatten(-1, (-1, width)) for part in y.split([count * width for count in heads], -1)
+        )
+        return l2norm(q), l2norm(k), v
+
+    return run
+
+
+# The public functions and their backends.
+
+__all__ = ["short_conv", "short_conv_heads"]
+
+
+def _refuses(x: Tensor, weight: Tensor | None, *, state: Tensor | None = None, **_options) -> str | None:
     return refusal(x, weight, state)
 
 
@@ -126,6 +146,21 @@ OPERATION.register(
 )
 OPERATION.register("torch", short_conv_torch, suits=always)
 OPERATION.register("reference", short_conv_reference, suits=only_when_named)
+
+
+def _refuses_heads(x: Tensor, weight: Tensor | None, *, heads, state: Tensor | None = None, **_options):
+    return refusal(x, weight, state, widths=(x.shape[2] // sum(heads),))
+
+
+HEADS = Operation("short_conv_heads")
+HEADS.register(
+    "triton",
+    lazily("kernels.ops.short_conv_triton", "short_conv_heads_triton"),
+    refuses=_refuses_heads,
+    suits=on_cuda,
+)
+HEADS.register("torch", _of_heads(short_conv_torch), suits=always)
+HEADS.register("reference", _of_heads(short_conv_reference), suits=only_when_named)
 
 
 def short_conv(
@@ -156,6 +191,42 @@ def short_conv(
     """
     check_short_conv(x, weight, activation, state, cu_seqlens)
     return OPERATION(x, weight, activation=activation, state=state, cu_seqlens=cu_seqlens, backend=backend)
+
+
+def short_conv_heads(
+    x: Tensor,
+    weight: Tensor | None,
+    *,
+    heads: tuple[int, int, int],
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute queries, keys and values of heads by a short convolution, SiLU and an L2 norm.
+
+        s = SiLU(short_conv(x));   q, k = s · rsqrt(Σ s² + 1e-6) of each head;   v = s
+
+    x           [B, T, D], the channels of all heads of queries, then of keys, then of values; any floating dtype
+    weight      [D, k], or None: no convolution
+    heads       how many of each, (Hq, Hk, Hv), at least 1; all of width K = D / (Hq + Hk + Hv)
+    state, cu_seqlens  as of `short_conv`
+    backend     auto, triton (what auto takes on a GPU: one kernel each way, which saves its inputs alone; K at most
+                256), torch, reference
+    returns     q, k, v [B, T, Hq, K], [B, T, Hk, K], [B, T, Hv, K] in x's dtype
+
+    Raises ValueError for shapes that do not fit and for an unknown backend.
+    """
+    if len(heads) != 3 or min(heads) < 1 or x.dim() != 3 or x.shape[2] % sum(heads):
+        raise ValueError(
+            f"short_conv_heads needs x [B, T, D] and three numbers of heads by whose sum D divides, got "
+            f"{tuple(x.shape)} and heads={tuple(heads)}"
+        )
+    if weight is None and state is not None:
+        raise ValueError(
+            "short_conv_heads takes no state without a weight: there is no convolution to continue"
+        )
+    check_short_conv(x, x.new_empty(x.shape[2], 1) if weight is None else weight, "silu", state, cu_seqlens)
+    return HEADS(x, weight, heads=tuple(heads), state=state, cu_seqlens=cu_seqlens, backend=backend)
 
 
 def check_short_conv(

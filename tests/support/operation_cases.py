@@ -339,6 +339,18 @@ def short_conv() -> Iterator[Call]:
         if sequences:
             tensors["state"] = uniform("state", sequences, d, k - 1)
         yield Call(name, kernels.short_conv, tensors, options, tuple(tensors))
+    for name, (b, t, k), options, sequences in (
+        ("heads", (2, 9, 3), {"heads": (2, 1, 1)}, 2),
+        ("no convolution", (2, 3, 0), {"heads": (1, 2, 2), "weight": None}, 0),
+        ("packed", (1, 20, 4), {"heads": (1, 1, 2), "cu_seqlens": cuts(2, 0, 1, 17)}, 4),
+    ):
+        d = 5 * sum(options["heads"])
+        tensors = {"x": uniform("x", b, t, d)}
+        if k:
+            tensors["weight"] = uniform("weight", d, k)
+        if sequences:
+            tensors["state"] = uniform("state", sequences, d, k - 1)
+        yield Call(name, kernels.short_conv_heads, tensors, options, tuple(tensors))
 
 
 def matrices() -> Iterator[Call]:
@@ -530,6 +542,25 @@ def swiglu() -> Iterator[Call]:
         yield Call(name, kernels.swiglu, tensors, {}, ("gate", "up"))
 
 
+def head_gates() -> Iterator[Call]:
+    for name, shape, rates, strength in (
+        ("a rate a head", (2, 5), (2, 1), (2,)),
+        ("a rate a number", (3, 2), (3, 2), (3, 2)),
+    ):
+        tensors = {
+            "raw": 9 * uniform("raw", 2, 7, *shape),
+            "log_rate": uniform("log_rate", *rates),
+            "bias": uniform("bias", *shape),
+            "strength": 3 * uniform("strength", 2, 7, *strength),
+        }
+        yield Call(name, kernels.delta_gates, tensors, {"top": 2.0}, tuple(tensors))
+    for name, shape, gated in (("with a gate", (2, 7, 3, 5), True), ("without", (9, 20), False)):
+        tensors = {"o": 2 * uniform("o", *shape), "gain": uniform("gain", shape[-1], low=0.5, high=1.5)}
+        if gated:
+            tensors["logits"] = 3 * uniform("logits", *shape)
+        yield Call(name, kernels.gated_norm, tensors, {"eps": 1e-5}, tuple(tensors))
+
+
 def rope() -> Iterator[Call]:
     for name, positions in (
         ("one axis", torch.arange(5)),
@@ -557,7 +588,7 @@ WITH_STATES = (delta_rule, memory_mixture, mesa)
 SPARSE = (sparse_attention, lightning_topk, indexer_kl, indexed_attention, timeline_attention)
 WITH_BACKENDS = (
     *(attention, *WITH_STATES, path_attention, path_caches, nsa_attention, short_conv, matrices, *SPARSE),
-    *(streams, grouped_linear, linear_cross_entropy, swiglu),
+    *(streams, grouped_linear, linear_cross_entropy, swiglu, head_gates),
 )
 ALONE = (rope, segments)
 

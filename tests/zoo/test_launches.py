@@ -24,7 +24,7 @@ from zoo.modules import RMSNorm
 from zoo.residuals.hc import HC
 from zoo.residuals.hyper_connections import HyperConfig
 
-LIMITS = {"orthgsa": 130, "transformer": 60}
+LIMITS = {"kda": 78, "orthgsa": 130, "transformer": 60}
 """Of a layer's forward and backward pass."""
 
 NOTHING = {"_unsafe_view", "detach", "promote_types", "is_same_size", "set_"}

@@ -9,7 +9,17 @@ from torch import Tensor, nn
 import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
+from zoo.modules import (
+    LogDecay,
+    OutputProjection,
+    RMSNorm,
+    ShortConvolution,
+    fp32_linear,
+    fp32_linears,
+    joins,
+    l2norm,
+    project,
+)
 from zoo.options import added, at_least, default_recurrent_heads, head_width, one_of
 from zoo.probes.events import recurrence_values
 from zoo.registry import register_mixer
@@ -107,12 +117,13 @@ class KDA(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
-        inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
+        qkv, low = self._projections(x)
+        inputs = *self.convolution.heads(qkv, ctx, (self.heads,) * 3), *self._gates(x)
         delta_rule = functools.partial(kernels.delta_rule, backend=self.backend)
         before = ctx.delta_state_before(delta_rule, inputs)
         o, _ = delta_rule(*inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, inputs)
-        return self._out(o, x), {}
+        return self._out(o, x, low), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         """Zeros: S in at least fp32 and the convolution's inputs; the same size whatever the capacity."""
@@ -135,9 +146,13 @@ class KDA(Mixer):
         q, k, v = qkv.unflatten(-1, (3, self.heads, self.width)).unbind(-3)
         return l2norm(q), l2norm(k), v, *self._gates(x)
 
-    def _out(self, o: Tensor, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
-        return self.o_proj(self.o_norm(o).flatten(-2) * gate)
+    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x·W of q, k and v together [B, T, 3·H·K], and x·V_↓ [B, T, K] where one product makes both."""
+        return project(x, self.qkv_proj, self.gate_down) if joins(x) else (self.qkv_proj(x), None)
+
+    def _out(self, o: Tensor, x: Tensor, low: Tensor | None = None) -> Tensor:
+        gate = self.gate_up(self.gate_down(x) if low is None else low)
+        return self.o_proj(self.o_norm.of_heads(o, gate, self.backend))
 
     def _record(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
         def states(*part: Tensor) -> Tensor:
@@ -151,11 +166,9 @@ class KDA(Mixer):
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """g [B, T, H, K] or [B, T, H], and β [B, T, H], in at least fp32."""
+        first = self.decay_down if self.per_channel else self.decay_proj
+        # In this order: gradients of x are added in the order of its uses, and runs keep their bits by it.
+        raw, strength = fp32_linears(x, first.weight, self.beta_proj.weight)
         if self.per_channel:
-            raw = fp32_linear(fp32_linear(x, self.decay_down.weight), self.decay_up.weight)
-            raw = raw.unflatten(-1, (self.heads, self.width))
-        else:
-            raw = fp32_linear(x, self.decay_proj.weight)
-        # After the decay: gradients of x are added in the order of its uses, and runs keep their bits by it.
-        beta = self.top_beta * torch.sigmoid(fp32_linear(x, self.beta_proj.weight))
-        return self.decay(raw), beta
+            raw = fp32_linear(raw, self.decay_up.weight).unflatten(-1, (self.heads, self.width))
+        return self.decay(raw, strength, self.top_beta, self.backend)

@@ -166,7 +166,7 @@ class MesaNet(Mixer):
         return LAMBDA_FLOOR + F.softplus(self.lamb)
 
     def _out(self, o: Tensor) -> Tensor:
-        return self.o_proj(self.o_norm(o).flatten(-2))
+        return self.o_proj(self.o_norm.of_heads(o, None, self.backend))
 
     def _record(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
         q, k, _, g, beta = inputs

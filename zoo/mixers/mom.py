@@ -15,6 +15,7 @@ from zoo.modules import (
     OutputProjection,
     RMSNorm,
     fp32_linear,
+    fp32_linears,
     l2norm,
     project,
 )
@@ -170,14 +171,12 @@ class MoM(Mixer):
             shape = (*x.shape[:2], self.memories + self.shared, self.heads)
             g = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.float32))
             return g, torch.ones_like(g)
-        beta, raw = (
-            fp32_linear(x, p.weight).unflatten(-1, (-1, self.heads))
-            for p in (self.beta_proj, self.decay_proj)
-        )
-        return self.decay(raw), self.top_beta * torch.sigmoid(beta)
+        gates = fp32_linears(x, self.beta_proj.weight, self.decay_proj.weight)
+        strength, raw = (y.unflatten(-1, (-1, self.heads)) for y in gates)
+        return self.decay(raw, strength, self.top_beta, self.backend)
 
     def _out(self, o: Tensor) -> Tensor:
-        return self.o_proj(self.o_norm(o).flatten(-2))
+        return self.o_proj(self.o_norm.of_heads(o, None, self.backend))
 
     def _record(self, ctx: Context, p: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """Record states and routing, p [B, T, M]; the shared memory is among the states, not the routes."""

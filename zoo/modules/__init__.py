@@ -4,6 +4,7 @@ layers.py  norms, linear maps, the short convolution, decays and gates
 caches.py  caches that grow with the tokens, and decode states as trees of them
 """
 
+from kernels.autograd import joins, l2norm
 from zoo.modules.caches import GroupedKVCache, KVCache, RowCache, by_sequence, positions
 from zoo.modules.layers import (
     INIT_STD,
@@ -15,7 +16,7 @@ from zoo.modules.layers import (
     RMSNorm,
     ShortConvolution,
     fp32_linear,
-    l2norm,
+    fp32_linears,
     output_std,
     project,
 )
@@ -34,6 +35,8 @@ __all__ = [
     "ShortConvolution",
     "by_sequence",
     "fp32_linear",
+    "fp32_linears",
+    "joins",
     "l2norm",
     "output_std",
     "positions",

@@ -42,11 +42,13 @@ class RMSNorm(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         return rms_norm(x.to(wide), self.weight.to(wide), self.eps).to(x.dtype)
 
+    def of_heads(self, o: Tensor, logits: Tensor | None, backend: str) -> Tensor:
+        """o [B, T, H, width], each head's norm times σ(logits) [B, T, H·width] where there are any -> [B, T, H·width].
 
-def l2norm(x: Tensor) -> Tensor:
-    """x [..., D] · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
+        backend: of `kernels.gated_norm`.
+        """
+        logits = None if logits is None else logits.unflatten(-1, o.shape[-2:])
+        return kernels.gated_norm(o, self.weight, logits, eps=self.eps, backend=backend).flatten(-2)
 
 
 class OutputProjection(nn.Linear):
@@ -86,6 +88,13 @@ def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.to(wide), weight.to(wide))
 
 
+def fp32_linears(x: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Several `fp32_linear` of x [..., D], [..., N] each; as one product where `project` makes one."""
+    if joins(x):
+        return list(fp32_linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+    return [fp32_linear(x, weight) for weight in weights]
+
+
 class ShortConvolution(nn.Module):
     """Depthwise causal convolution without bias, then an activation.
 
@@ -117,6 +126,15 @@ class ShortConvolution(nn.Module):
         y, _ = kernels.short_conv(x, self.weight, state=before, **options)
         return y
 
+    def heads(self, x: Tensor, ctx: Context, heads: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Whole sequences of heads: x [B, T, width] -> q, k, v [B, T, H, K], q and k of length 1; activation: "silu".
+
+        heads: as of `kernels.short_conv_heads`.
+        """
+        before = ctx.inputs_before(x, self.weight.shape[1] - 1)
+        options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
+        return kernels.short_conv_heads(x, self.weight, heads=heads, state=before, **options)
+
     def init_state(self, batch_size: int, device: Any = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The inputs before the first token: zeros [B, width, k−1]."""
         width, kernel_size = self.weight.shape
@@ -130,7 +148,7 @@ class ShortConvolution(nn.Module):
 
 
 class LogDecay(nn.Module):
-    """g = −exp(A_log)·softplus(x + dt_bias) ≤ 0 in nats, in at least fp32; x [..., *shape] -> g [..., *shape].
+    """g = −exp(A_log)·softplus(x + dt_bias) ≤ 0 in nats and β = top·σ(strength), in at least fp32.
 
     A_log has the shape `rates`, which broadcasts to `shape`, and starts as log U(1, 16); dt_bias has `shape` and
     starts as softplus⁻¹ of dt, log-uniform on [1e-3, 0.1]: at x = 0 a new module has −g from 0.001 to 1.6.
@@ -148,10 +166,9 @@ class LogDecay(nn.Module):
         self.A_log.uniform_(*A_RANGE, generator=generator).log_()
         self.dt_bias.uniform_(*(math.log(dt) for dt in DT_RANGE), generator=generator).exp_().expm1_().log_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., *shape] -> g [..., *shape] ≤ 0, in at least fp32."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return -self.A_log.to(wide).exp() * F.softplus(x.to(wide) + self.dt_bias)
+    def forward(self, x: Tensor, strength: Tensor, top: float, backend: str) -> tuple[Tensor, Tensor]:
+        """x [B, T, *shape], strength [B, T, ...] -> g [B, T, *shape], β [B, T, ...], by `kernels.delta_gates`."""
+        return kernels.delta_gates(x, self.A_log, self.dt_bias, strength, top=top, backend=backend)
 
 
 class Gate(nn.Linear):

@@ -9,7 +9,7 @@ from support.margins import below
 from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, OUTPUT_LIMIT, assert_kernel_agrees, kernels_only
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import short_conv
+from kernels import short_conv, short_conv_heads
 
 # batch, time, width, taps, whether a state comes in, options; a chunk has 64 tokens in rows of 8, a tile 64 channels.
 # The interpreter's time goes by the number of programs: few sequences, few chunks.
@@ -114,3 +114,59 @@ def compare(case: str, dtype: torch.dtype) -> None:
         inputs["state"] = normal(sequences, width, taps - 1, seed=3)
     options = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     assert_kernel_agrees(partial(short_conv, **options), inputs, dtype)
+
+
+# batch, time, heads, their width, taps or None, whether a state comes in, options
+HEADS = {
+    "a batch": (2, 66, (2, 1, 1), 5, 4, False, {}),
+    "packed, states": (1, 70, (1, 1, 2), 17, 3, True, {"cu_seqlens": packed(65, 0, 1, 4)}),
+    "no convolution": (2, 9, (1, 2, 2), 4, None, False, {}),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_kernels_of_heads_equal_the_definition(case):
+    compare_heads(case, torch.float32)
+
+
+@HALF
+def test_heads_in_half_precision(dtype):
+    compare_heads("a batch", dtype)
+
+
+def compare_heads(case: str, dtype: torch.dtype) -> None:
+    batch, time, heads, width, taps, with_state, options = HEADS[case]
+    cu_seqlens, total = options.get("cu_seqlens"), sum(heads) * width
+    inputs = {"x": normal(batch, time, total, seed=1)}
+    if taps:
+        inputs["weight"] = normal(total, taps, seed=2)
+    if with_state:
+        inputs["state"] = normal(
+            batch if cu_seqlens is None else len(cu_seqlens) - 1, total, taps - 1, seed=3
+        )
+    options = {name: x.to(DEVICE) for name, x in options.items()}
+    assert_kernel_agrees(partial(short_conv_heads, **{"weight": None, **options}, heads=heads), inputs, dtype)
+
+
+def test_heads_of_a_part_of_a_product_are_read_where_they_stand():
+    joint = normal(2, 5, 23, dtype=torch.float32).to(DEVICE).requires_grad_()
+    weight, found = normal(20, 4, dtype=torch.float32, seed=1).to(DEVICE), []
+    for name in ("triton", "reference"):
+        q, k, v = short_conv_heads(joint[..., :20], weight, heads=(2, 1, 1), backend=name)
+        found.append((q, k, v, *torch.autograd.grad((q + k * v).square().sum(), joint)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("heads", "state", "says"),
+    [
+        ((1, 1), None, "three numbers"),
+        ((1, 1, 2), None, "D divides"),
+        ((1, 1, 1), (1, 6, 1), "no state without"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(heads, state, says):
+    state = state and torch.zeros(state)
+    with pytest.raises(ValueError, match=says):
+        short_conv_heads(torch.zeros(1, 2, 6), None, heads=heads, state=state)
