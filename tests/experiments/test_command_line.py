@@ -108,15 +108,6 @@ def test_no_plugin_gets_the_cells(plain: Lab, tmp_path: Path, kind: str):
             assert_refused(plain, plain.here("--multirun", *words, "seed=0,1"), ENGINE)
 
 
-def install(folder: Path, monkeypatch, text: str) -> None:
-    """A plugin of Hydra's for commands that run as processes."""
-    (folder / "site" / "hydra_plugins").mkdir(parents=True)
-    (folder / "site" / "hydra_plugins" / "elsewhere.py").write_text(text)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

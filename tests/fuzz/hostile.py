@@ -40,36 +40,14 @@ _REST = [key for key in KEYS if key not in _BLOCKS]
 
 NUMBERS = (
     *("0", "1", "-1", "2", "3", "7", "-0.0", "0.5", "1.5", "1e-300", "1e300", "1e999", "nan", "inf", "-inf"),
-    *(
-        str(2**31),
-        str(2**53 + 1),
-        str(2**63),
-        str(-(2**63)),
-        "9" * 400,
-        f"0.{'0' * 400}1",
-        "1_000",
-        "0x10",
-        "1e3",
-    ),
+    *map(str, (2**31, 2**53 + 1, 2**63, -(2**63))),
+    *("9" * 400, f"0.{'0' * 400}1", "1_000", "0x10", "1e3"),
     *("true", "null", "on", "١", "--1", "1000000", "100000", str(10**12)),
 )
 TEXTS = (
     *("", " ", "''", "null", "true", "~", ".", "..", "../up", "a/b", "/", "/nope", "~/x", "~nobody/x", "_x"),
-    "-x",
-    *(
-        "a b",
-        "é",
-        "\u202e",
-        "\ud8ff",
-        "\ud83d\ude00",
-        "\x1b[31m",
-        "\t",
-        "\n",
-        "a\nb",
-        "\x7f",
-        "x" * 300,
-        "x" * 5000,
-    ),
+    *("-x", "a b", "é", "\u202e", "\ud8ff", "\ud83d\ude00", "\x1b[31m", "\t", "\n", "a\nb", "\x7f"),
+    *("x" * 300, "x" * 5000),
     *("=1+1", "@x", "$x^2$", "$HOME", "${foo}", "${seed}", "${oc.env:NOWHERE}", "???", "%s", "{0}", "*"),
     *("[a", "[]"),
     *("{}", "{a:1}", "a,b", "[a,b]", "'", '"', "\\", "a=b", "`x`", "#x", "--help", "nan", "1e3", "010"),
@@ -91,11 +69,8 @@ def _values(draw: st.DrawFn, key: str) -> str:
     pools = [st.sampled_from(near)] * (2 if near else 0)
     pools += [st.sampled_from(NUMBERS), st.sampled_from(TEXTS)] * (1 if "str" in str(kind) else 2)
     pools += [st.sampled_from(TEXTS)] * ("str" in str(kind))
-    pools += [
-        st.integers().map(str),
-        st.floats().map(str),
-        st.text(st.characters(exclude_characters="\0"), max_size=8),
-    ]
+    made_up = st.text(st.characters(exclude_characters="\0"), max_size=8)
+    pools += [st.integers().map(str), st.floats().map(str), made_up]
     value = draw(st.one_of(pools))
     if "list" in str(kind):
         more = draw(st.sampled_from(("[{}]", "[{}]", "[{0},{0}]", "{}", "[[{}]]", "[{},1]")))
@@ -140,17 +115,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "lm_eval": ("job=lm_eval", "run=RUN", "lm_eval.tasks=[nothing_of_this_name]"),
 }
 """Every job by its shortest work; `dry`, `sweep` and `measure` are others of jobs that are there."""
-_OWN = {
-    "train": 12,
-    "evaluate": 4,
-    "generate": 4,
-    "probe": 3,
-    "cost": 6,
-    "dry": 5,
-    "sweep": 2,
-    "list": 2,
-    "export": 2,
-}
+_OWN = {"train": 12, "cost": 6, "dry": 5, "evaluate": 4, "generate": 4, "probe": 3}
+_OWN |= dict.fromkeys(("sweep", "list", "export"), 2)
 
 
 def _chosen(token: int, keys: list[str]) -> str:
@@ -193,11 +159,8 @@ def _torn(path: Path, draw: random.Random) -> None:
 
 
 def _other(path: Path, draw: random.Random) -> None:
-    path.write_bytes(
-        draw.choice(
-            (b"", b"\0" * 99, b"[]", b"{}", b"null", b'"x"', b"[" * 99_999, b"\xff\xfe", b"a: &a [*a]", b"1")
-        )
-    )
+    found = (b"", b"\0" * 99, b"[]", b"{}", b"null", b'"x"', b"[" * 99_999, b"\xff\xfe", b"a: &a [*a]", b"1")
+    path.write_bytes(draw.choice(found))
 
 
 def _replaced(path: Path, draw: random.Random) -> None:
@@ -232,26 +195,8 @@ def _value(path: Path, draw: random.Random) -> None:
     if draw.randrange(3) == 0:
         del node[key]
     else:
-        hostile = (
-            None,
-            True,
-            -1,
-            0,
-            2**63,
-            10**30,
-            1e308,
-            math.nan,
-            "",
-            "x",
-            "\x1b[31m",
-            "=1",
-            "../up",
-            [],
-            {},
-            [[]],
-            {"a": {}},
-        )
-        node[key] = draw.choice(hostile)
+        odd = (None, True, -1, 0, 2**63, 10**30, 1e308, math.nan, *("", "x", "\x1b[31m", "=1", "../up"))
+        node[key] = draw.choice((*odd, [], {}, [[]], {"a": {}}))
     path.write_text(json.dumps(tree), encoding="utf-8")
 
 

@@ -124,13 +124,8 @@ class Fork:
                 status = self._run(ends, shared)
             finally:
                 os._exit(status)
-        self.pid, self.read, self.said, self.status, self.worked = (
-            pid,
-            [read for read, _ in ends],
-            [b"", b"", b""],
-            None,
-            0.0,
-        )
+        self.pid, self.status, self.worked = pid, None, 0.0
+        self.read, self.said = [read for read, _ in ends], [b"", b"", b""]
         for read, write in ends:
             os.close(write)
             os.set_blocking(read, False)
@@ -161,12 +156,9 @@ class Fork:
 
         def composed(*args: Any) -> Any:
             configs = compose(*args)
-            lost = [
-                line
-                for config in configs
-                for line in lost_values(config, placed(case, lab)[-len(case.hostile) :])
-            ]
-            os.write(ends[2][1], "".join(f"lost {line}\n" for line in lost if case.hostile).encode())
+            typed = placed(case, lab)[-len(case.hostile) :] if case.hostile else ()
+            lost = (line for config in configs for line in lost_values(config, typed))
+            os.write(ends[2][1], "".join(f"lost {line}\n" for line in lost).encode())
             return configs
 
         cli.compose = composed
@@ -279,6 +271,9 @@ def placed(case: Case, lab: Path) -> list[str]:
     return [*flags, *later_wins([*WORDS, *(word for word in words if word not in flags)])]
 
 
+TRUTHS = ("true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f")
+
+
 def lost_values(config: Any, words: Iterable[str]) -> list[str]:
     """Words whose values the configuration has not: another number, truth of a number, another text."""
     from experiments.jobs import find_job
@@ -294,9 +289,7 @@ def lost_values(config: Any, words: Iterable[str]) -> list[str]:
         for name in key.split("."):
             value = getattr(value, name)
         typed = text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text[:1] == '"' else text
-        if isinstance(value, bool) and typed.lower() not in (
-            *("true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"),
-        ):
+        if isinstance(value, bool) and typed.lower() not in TRUTHS:
             found.append(f"{key}={typed!a} became {value}")
         elif type(value) in (int, float):
             with contextlib.suppress(ValueError):
@@ -375,14 +368,8 @@ class Fuzz:
             ("name=plain", "model=transformer", "trainer.max_steps=1"), ("job=export", "run=PLAIN", "out=EXPORT"),
             ("--multirun", "sweep.engine=list", "seed=0,1"),
         ):  # fmt: skip
-            self.done(
-                lab,
-                Case(
-                    "template",
-                    words,
-                    told="pauses" * any(w.startswith(("trainer.pause", "sweep")) for w in words),
-                ),
-            )
+            pauses = any(word.startswith(("trainer.pause", "sweep")) for word in words)
+            self.done(lab, Case("template", words, told="pauses" * pauses))
         shutil.copytree(lab / "results/default", lab / "undisturbed")
         self.specials(lab)
 
@@ -406,7 +393,7 @@ class Fuzz:
             self.events[name] = self.done(
                 self._lab(0), Case("template", DISTURBED[name], patient=True)
             ).events
-            remove(self._lab(0))
+            shutil.rmtree(self._lab(0))
         return self.events[name]
 
     def _lab(self, number: int) -> Path:
@@ -440,7 +427,7 @@ class Fuzz:
                     continue
                 self.count(fork, ended)
                 if fork.case.damage or fork.case.again or files_of(fork.lab) != fork.before:
-                    remove(fork.lab)
+                    shutil.rmtree(fork.lab)  # a folder may be in the place of a file
             time.sleep(0.005)
 
     def count(self, fork: Fork, ended: Ended) -> None:
@@ -462,11 +449,6 @@ class Fuzz:
         for kind, row in [*self.counts.items(), ("all", total)]:
             lines.append(f"{kind:<16}" + "".join(f"{row[name]:>10}" for name in columns))
         return "\n".join(lines)
-
-
-def remove(lab: Path) -> None:
-    """Remove a lab; a folder may be in the place of a file."""
-    shutil.rmtree(lab)
 
 
 # What is asked of an end.
@@ -500,11 +482,8 @@ def faults_of(fork: Fork, ended: Ended) -> list[tuple[str, str]]:
     if case.resumes and case.damage and ended.status == 1 and "failure.json" in ended.err:
         found.append(("differs", f"failed where it should go back or refuse: {ended.err[-200:]}"))
     after = files_of(lab)
-    changed = {
-        place
-        for place in {*after, *fork.before}
-        if after.get(place) != fork.before.get(place) and not place.endswith("/")
-    }
+    different = {place for place, _ in after.items() ^ fork.before.items()}
+    changed = {place for place in different if not place.endswith("/")}
     left = [place for place in changed if not place.startswith("results/") and place in after]
     elsewhere = any(word.startswith(PLACES) for word in (*case.words, *case.hostile))
     if ended.status == 2 and changed and case.damage is None and not case.at and case.room is None:
@@ -537,18 +516,17 @@ def differences(lab: Path, name: str, ended: Ended) -> list[tuple[str, str]]:
 # Campaigns.
 
 
+DRAWS = settings(
+    database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+
 def drawn(strategy: Any, number: int, start: int) -> list[Any]:
     """So many examples of a strategy."""
     found: list[Any] = []
 
     @seed(start)
-    @settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(DRAWS, max_examples=number)
     @given(strategy)
     def keep(example: Any) -> None:
         found.append(example)
@@ -586,38 +564,23 @@ def damaged(template: Path, number: int, start: int) -> list[Case]:
         if prefixes := [prefix for prefix in READERS if file.startswith(prefix)]:
             groups[max(prefixes, key=len)].append(file)
     for _ in range(number):
-        prefix = draw.choice(
-            [p for p in READERS if groups[p] for _ in range(3 if p.startswith("results/") else 1)]
-        )
-        file, how, job, own = (
-            draw.choice(groups[prefix]),
-            draw.choice(list(DAMAGE)),
-            draw.choice(READERS[prefix]),
-            draw.random(),
-        )
+        often = [p for p in READERS if groups[p] for _ in range(3 if p.startswith("results/") else 1)]
+        prefix = draw.choice(often)
+        file, how, job = (draw.choice(found) for found in (groups[prefix], list(DAMAGE), READERS[prefix]))
+        own = draw.random()
         words = ("trainer.max_steps=2", f"data.path=../{file}") if job == "table" else MORE[job]
 
         def damage(lab: Path, file: str = file, how: str = how, own: float = own) -> None:
             DAMAGE[how](lab / file, random.Random(own))
 
-        cases.append(
-            Case(
-                f"damaged {how}",
-                words,
-                damage=damage,
-                told=f"[{how} {file} {own}] {job}",
-                resumes=job == "resume",
-            )
-        )
+        told = f"[{how} {file} {own}] {job}"
+        cases.append(Case(f"damaged {how}", words, damage=damage, told=told, resumes=job == "resume"))
     return cases
 
 
 def files_of_all(lab: Path) -> list[str]:
-    return sorted(
-        str(p.relative_to(lab))
-        for p in lab.rglob("*")
-        if p.is_file() and p.stat().st_size and "catalogue" not in p.name
-    )
+    files = (p for p in lab.rglob("*") if p.is_file() and p.stat().st_size and "catalogue" not in p.name)
+    return sorted(str(p.relative_to(lab)) for p in files)
 
 
 DISTURBED = {
@@ -650,15 +613,8 @@ def ends(lab: Path, ended: Ended) -> str | None:
 
 
 STRINGS = (
-    "=1+1",
-    "@SUM(A1)",
-    "+cmd|x",
-    "<script>alert(1)</script>",
-    "\x1b]0;x\x07",
-    "$\\frac$",
-    "a|b",
-    "../../up",
-    "\u202e",
+    *("=1+1", "@SUM(A1)", "+cmd|x", "<script>alert(1)</script>", "\x1b]0;x\x07", "$\\frac$", "a|b"),
+    *("../../up", "\u202e"),
 )
 LINKED = ("", "probes", "checkpoints", "summary.json", "probes/measures.parquet", "config.yaml", "model.safetensors",
           "../published", "../../published/default", "../report", ".lock", "metrics.csv", "identity.json")  # fmt: skip
@@ -684,16 +640,16 @@ def attacks(number: int, start: int) -> list[Case]:
                 return
             place = Path(os.path.normpath(run / own))
             place.parent.mkdir(exist_ok=True)
-            if place.exists():
-                shutil.copytree(place, victim / own, dirs_exist_ok=True) if place.is_dir() else shutil.copy(
-                    place, victim
-                )
-                shutil.rmtree(place) if place.is_dir() else place.unlink()
+            if place.is_dir():
+                shutil.copytree(place, victim / own, dirs_exist_ok=True)
+                shutil.rmtree(place)
+            elif place.exists():
+                shutil.copy(place, victim)
+                place.unlink()
             place.symlink_to(victim / (own if (victim / own).is_dir() else place.name))
 
-        cases.append(
-            Case("attack", MORE[job], damage=damage, told=f"[{own!a}] {job}", patient=True, judge=harmless)
-        )
+        how = {"told": f"[{own!a}] {job}", "patient": True, "judge": harmless}
+        cases.append(Case("attack", MORE[job], damage=damage, **how))
     return cases
 
 
@@ -715,15 +671,13 @@ def campaign(folder: Path, share: float, start: int) -> Fuzz:
     """All kinds of cases; share: of the whole number of each."""
     fuzz = Fuzz(folder)
 
-    def some(number: int) -> int:
-        return round(number * share)
-
-    fuzz.run(bad_input(some(2000), start))
-    fuzz.run(damaged(fuzz.template, some(240), start))
-    fuzz.run(stopped(fuzz, "killed", some(100), start))
-    fuzz.run(stopped(fuzz, "full disk", some(50), start, room=0))
-    fuzz.run(stopped(fuzz, "Ctrl-C", some(24), start, signal=signal.SIGINT))
-    fuzz.run(attacks(some(40), start))
+    bad, broken, killed, full, interrupted, hostile = (round(n * share) for n in (2000, 240, 100, 50, 24, 40))
+    fuzz.run(bad_input(bad, start))
+    fuzz.run(damaged(fuzz.template, broken, start))
+    fuzz.run(stopped(fuzz, "killed", killed, start))
+    fuzz.run(stopped(fuzz, "full disk", full, start, room=0))
+    fuzz.run(stopped(fuzz, "Ctrl-C", interrupted, start, signal=signal.SIGINT))
+    fuzz.run(attacks(hostile, start))
     return fuzz
 
 

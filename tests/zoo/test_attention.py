@@ -13,7 +13,6 @@ from zoo.modules.caches import KVCache
 
 D, H, K, T = 24, 4, 6, 11
 
-YARN = {"rope_scaling": "yarn", "rope_factor": 2.0, "rope_length": 64}
 
 OPTIONS = {
     "plain": {},

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from support.contract_cases import SEQ_LEN, VOCAB, keys, tokens
 from torch import nn
 
-from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost, registry
+from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
 from zoo.model import init_weights, on_meta
 from zoo.modules import Gate, RMSNorm
@@ -155,43 +155,6 @@ def test_a_context_that_does_not_fit_is_refused_with_shapes(shape, cu_seqlens, n
     with pytest.raises(ValueError) as caught:
         Context.of(torch.zeros(shape, dtype=torch.int64), cu_seqlens, noise_keys)
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"d_model": 0}, "model.d_model=0"),
-        ({"n_heads": 0}, "model.n_heads=0"),
-        ({"n_heads": 5}, "does not divide model.d_model=64"),
-        ({"n_heads": 64}, "odd"),
-        ({"pattern": "SFX"}, "'X' at position 3"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(change, said):
-    with pytest.raises(UserError) as caught:
-        on_meta(ModelConfig(**change), vocab_size=11, seq_len=8)
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "said"),
-    [("residual", "ad", "did you mean 'add'"), ("channel", "swigluu", "did you mean 'swiglu'")],
-)
-def test_unknown_blocks_are_refused_with_a_suggestion(kind, name, said):
-    config = ModelConfig()
-    getattr(config, kind).name = name
-    with pytest.raises(UserError) as caught:
-        on_meta(config, vocab_size=11, seq_len=8)
-    assert said in str(caught.value)
-
-
-def test_a_mixer_needs_its_three_methods():
-    class Half(Mixer):
-        def forward(self, x, ctx):
-            return x, {}
-
-    with pytest.raises(TypeError, match="init_state"):
-        Half()
 
 
 def test_building_a_model_leaves_the_global_generator_alone():

@@ -14,7 +14,7 @@ from support.formula import fill, uniform, whole
 from zoo import LanguageModel
 from zoo.files import marker, read_rest, read_whole, replace
 from zoo.interfaces import set_step
-from zoo.probes import ProbeEvent, probe_model
+from zoo.probes import probe_model
 from zoo.probes.measure import Row
 
 FOLDER = Path(__file__).parent / "recorded" / "probes"
@@ -52,57 +52,6 @@ def test_rows_of_a_small_model(kind, name):
     recorded.check(FOLDER / f"{kind}-{name}.txt", lines_of(own), relative=1e-4, absolute=1e-9)
 
 
-def event(kind: str, **values: torch.Tensor) -> ProbeEvent:
-    return ProbeEvent(kind, values, layer=1, part="mixer", block="made")
-
-
-def triangle(x: torch.Tensor) -> torch.Tensor:
-    weights = x.exp().tril()
-    return weights / weights.sum(-1, keepdim=True)
-
-
-def events() -> Iterator[tuple[str, ProbeEvent]]:
-    weights = triangle(uniform("scores", 2, 3, 37, 37))
-    yield "attention", event("attention", weights=weights)
-    yield "attention of one token", event("attention", weights=torch.ones(1, 2, 1, 1))
-    yield "attention of three", event("attention", weights=triangle(uniform("three", 1, 1, 3, 3)))
-    yield (
-        "gates",
-        event("gates", output=uniform("gate", 2, 5, 3, 4, low=0, high=0.3), value=torch.full((1, 2, 1), 0.1)),
-    )
-    selected = uniform("selected", 2, 2, 19, 19) > 0.2
-    selected = (selected | torch.eye(19, dtype=torch.bool)).tril()
-    dense = triangle(uniform("dense", 2, 3, 19, 19))
-    yield "selection", event("selection", selected=selected, dense=dense)
-    yield "selection without dense", event("selection", selected=selected[:, :, :4, :4])
-    p = uniform("p", 2, 6, 2, 4).exp()
-    p = p / p.sum(-1, keepdim=True)
-    yield "routing", event("routing", probabilities=p, choices=p.topk(2, -1).indices)
-    idle = torch.tensor([[[[0.7, 0.3, 0.0]]], [[[0.6, 0.4, 0.0]]]])
-    yield "routing with an idle one", event("routing", probabilities=idle, choices=idle.topk(1, -1).indices)
-    states = uniform("states", 2, 3, 2, 2, 4, 3)
-    states[:, 0] = 0
-    decay = -uniform("decay", 2, 9, 2, 2, 3, low=0, high=1)
-    decay[:, ::2, 1] = torch.nan
-    ends = torch.tensor([1, 4, 9])
-    yield "recurrence", event("recurrence", states=states, ends=ends, log_decay=decay)
-    nothing = torch.full((1, 2, 1, 1, 1), torch.nan)
-    yield (
-        "one memory without decay",
-        event("recurrence", states=states[:, :, :1], ends=ends, log_decay=nothing),
-    )
-    yield (
-        "never forgets",
-        event("recurrence", states=states[:, :, :1], ends=ends, log_decay=torch.zeros(1, 2, 1, 1, 1)),
-    )
-    x = uniform("x", 2, 5, 3, 4)
-    res = torch.eye(3, dtype=torch.float64) + 0.3 * uniform("res", 2, 5, 3, 3)
-    yield "streams", event("streams", streams=x, res=res, path_gain=torch.tensor(0.25))
-    yield "one stream", event("streams", streams=x[:, :, 0], res=torch.ones(1, 1, 1, 1))
-    yield "equal streams", event("streams", streams=x[:, :, :1].expand(2, 5, 3, 4))
-    yield "solver", event("solver", residuals=uniform("residuals", 3, 2, 4, 2, low=0, high=1))
-
-
 def test_a_marker_says_name_shape_and_dtype():
     found = marker("layers.0.weight", torch.zeros(2, 3, dtype=torch.bfloat16))
     assert found == {"__sharded__": "layers.0.weight", "shape": [2, 3], "dtype": "bfloat16"}
@@ -133,14 +82,3 @@ def test_parts_become_whole_tensors(tmp_path):
     assert torch.equal(found["model.w"], x)
     assert found["model.b"].tolist() == [1, 1]
     assert read_rest(tmp_path)["step"] == 3
-
-
-def test_a_file_of_another_size_is_damaged(tmp_path):
-    checkpoint(tmp_path)
-    shard = tmp_path / "shard-00001-of-00001.safetensors"
-    size = shard.stat().st_size
-    shard.write_bytes(shard.read_bytes() + b"x")
-    with pytest.raises(
-        OSError, match=f"shard-00001-of-00001.safetensors does not have the {size} bytes that were"
-    ):
-        read_rest(tmp_path)

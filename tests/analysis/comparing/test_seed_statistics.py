@@ -33,21 +33,6 @@ def test_one_seed_has_no_interval_and_missing_values_do_not_count():
     assert math.isnan(nothing.half_width)
 
 
-def test_the_comparison_averages_seeds_and_sorts(quickstart):
-    table = compare(load_results(quickstart).runs).set_index("label")
-    assert list(table.index) == [
-        "transformer",
-        "hypergraph interlaced_sf",
-        "hypergraph late_full",
-        "hypergraph bookend",
-    ]
-    dense = table.loc["transformer"]
-    assert dense["test_loss"] == pytest.approx(3.002)
-    assert dense["test_loss_ci"] == pytest.approx(12.7062047 * 0.004 / math.sqrt(2) / math.sqrt(2))
-    assert dense["test_perplexity"] == pytest.approx((math.exp(3.0) + math.exp(3.004)) / 2)
-    assert (dense["n_seeds"], dense["seeds"], dense["parameters"]) == (2, "0, 1", 460_000)
-
-
 def test_measures_are_averaged_within_a_run_and_then_over_runs_where_all_have_one():
     values = [("x", 0, 1.0), ("x", 0, 3.0), ("x", 1, 5.0), ("x", 2, 9.0), ("y", 0, 4.0), ("y", 2, 7.0)]
     rows = pd.DataFrame(values, columns=["run", "layer", "value"])

@@ -51,6 +51,20 @@ def test_a_floor_is_found_from_four_sizes_on_and_hides_a_steeper_law():
     assert fit_with_floor(sizes[:3], losses[:3]) is None
 
 
+def test_the_interval_beside_a_floor_ends_where_the_profile_passes_its_limit():
+    """Squares of relative errors by α, and their limit for 6 points and 3 parameters; α is searched in small steps."""
+    x = 2.0 ** np.arange(6)
+    y = np.array(law(x, 0.5, floor=2.0, factor=2.0)) * (1 + 0.01 * (-1.0) ** np.arange(6))
+
+    def squares(alpha: float) -> float:
+        return float(np.linalg.lstsq(np.stack([1 / y, x**-alpha / y], 1), np.ones(6), rcond=None)[1][0])
+
+    found = fit_with_floor(x, y)
+    limit = squares(found.value) * (1 + 3.1824463**2 / 3)
+    assert squares(found.low) > limit > squares(1.02 * found.low)
+    assert squares(found.high) > limit > squares(found.high / 1.02)
+
+
 def test_a_law_without_a_floor_has_none():
     sizes = [2.0**k * 1e5 for k in range(5)]
     found = fit_with_floor(sizes, law(sizes, 0.3))

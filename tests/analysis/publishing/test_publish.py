@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from analysis import ResultsError, load_results, publishing
+from analysis.loading.tables import COLUMNS
 from analysis.publishing import Publication, command_without_paths, missing_parts, publish, without_paths
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
@@ -61,6 +62,8 @@ def probed_runs(tmp_path, write_run):
     command = "python run.py job=probe runs=/x/exp"
     record = {"settings": {"windows": 7}, "command": command, "commit": "c0ffee", "dirty": True}
     (place / "probes.json").write_text(json.dumps(record))
+    chosen = f"{','.join(COLUMNS)}\n,transformer,#000000,0.003,optim.lr=0.003,0,0123456789ab,3.2,complete,9.5,True,,\n"
+    (tmp_path / "results" / "exp" / "selection.csv").write_text(chosen)
     return tmp_path / "results" / "exp"
 
 
@@ -83,11 +86,14 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
         "fingerprint f00d",
         "ships with every Python",
         "runs from different commits",
+        "- `samples.parquet`: what the probes measured",
     ):
         assert told in page, told
+    selection = pd.read_csv(folder / "selection.csv")
+    assert (list(selection["model"]), list(selection["lr"])) == (["transformer"], [0.003])
     _, identities = publishing.read_configurations(folder)
-    for path in probed_runs.iterdir():
-        assert identities[path.name] == json.loads((path / "identity.json").read_text())
+    for path in probed_runs.glob("*/identity.json"):
+        assert identities[path.parent.name] == json.loads(path.read_text())
 
 
 FINDINGS = "## Findings\n\n### Why?\n\nIt is 3.\n<!-- check exp/comparison.csv\nIt is #. | count lr\n-->"
@@ -260,7 +266,7 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
 def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     assert missing_parts(folder) == []
-    runs = sorted(path.name for path in probed_runs.iterdir())
+    runs = sorted(path.parent.name for path in probed_runs.glob("*/identity.json"))
     for name, said in (
         ("README.md", ["no README.md"]),
         ("configs.yaml", [f"configs.yaml lacks run {run}" for run in runs] + ["no configs.yaml"]),

@@ -112,14 +112,6 @@ def test_a_damaged_cache_is_rebuilt_with_a_warning(config, cache, damage):
     assert corpora(cache) == [first.fingerprint]
 
 
-def test_large_texts_are_written_in_batches(config, tmp_path):
-    file = tmp_path / "long.txt"
-    file.write_text("words of one very long line " * 100_000, "utf-8")
-    corpus = prepare(config(path=str(file)), progress=False)
-    tokens = np.concatenate([corpus.splits[split].tokens[1:] for split in SPLITS])
-    assert tokens.astype(np.uint8).tobytes() == file.read_bytes()
-
-
 def edit_unseen(file: Path, content: bytes) -> None:
     """Other content of the same size at the same time of modification, as some programs that copy files leave it."""
     info = file.stat()

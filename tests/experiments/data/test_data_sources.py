@@ -300,6 +300,7 @@ x = """
 # not a comment but a line of a string
 """
 y = 1  # a comment behind code is left out
+# too few words
 
 
 class A:

@@ -1,6 +1,5 @@
 """What models are trained on, as numbers: sequences of tasks, tokens, batches, windows, hashes; texts by hand."""
 
-import ast
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -24,10 +23,10 @@ from experiments.data import (
     tasks_base,
     tokenizers,
 )
-from experiments.data.batches import counter_hash, document_boundaries, extend_hash, state_after
+from experiments.data.batches import document_boundaries
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
-from experiments.data.sources import base, pydocs, text
+from experiments.data.sources import base, pydocs
 from experiments.data.sources.base import Document
 from experiments.data.task_set import example
 from experiments.data.tasks_base import Draws
@@ -136,27 +135,6 @@ def test_task_sets():
         )
 
     check(RECORDED / "task_sets.txt", lines())
-
-
-def test_hashes_and_draws():
-    def lines() -> Iterator[str]:
-        for words in ((0,), (1, 2), (2**63, -1), (3, 0, 7), (5,)):
-            yield f"{words}: {counter_hash(*words).tolist()} {state_after(*words)}"
-        places = np.arange(5)
-        yield f"{counter_hash(1, 2, places).tolist()} {extend_hash(state_after(1, 2), places).tolist()}"
-        d = Draws(9, 8)
-        for name, found in (
-            ("below", d.below(7, 12)),
-            ("uniform", d.uniform(4)),
-            ("normal", d.normal(5)),
-            ("distinct", d.distinct(9, 9)),
-            ("few", d.distinct(50, 4)),
-            ("weighted", d.weighted(np.arange(1.0, 9.0), 5)),
-            ("rare", d.weighted(np.arange(1.0, 60.0), 3)),
-        ):
-            yield f"{name} {[float(f'{x:.9g}') for x in found.tolist()]}"
-
-    check(RECORDED / "hashes.txt", lines())
 
 
 def test_batches_and_windows():
@@ -273,16 +251,6 @@ def test_documents_are_of_the_standard_library_and_not_of_its_tests_or_of_what_w
     }
 
 
-def test_runs_of_comments_are_texts_wherever_they_stand_and_lines_in_strings_are_none():
-    """Each with the number of its first line; a line for the shell and what has few words are left out."""
-    words = "one two three four five six seven eight nine ten"
-    text = f"# {words}"
-    lines = [f"#!/usr/bin/python {words}", text, f"#  {words}", "x = '''", text, "'''", "if x:"]
-    source = "\n".join([*lines, f"    {text}", "    # short", "    pass", "    # few words"])
-    found = list(pydocs._comments(ast.parse(source), source))
-    assert found == [(2, f"{words}\n {words}"), (8, f"{words}\nshort")]
-
-
 def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypatch):
     """One file may be imported again."""
     monkeypatch.setattr(tasks_base, "TASKS", {})
@@ -306,19 +274,6 @@ def test_two_files_claim_no_task_of_one_name_and_options_have_defaults(monkeypat
     assert {"mine": again} == tasks_base.TASKS
     with pytest.raises(ValueError, match="a dataclass whose every field has a default"):
         tasks_base.register_task("half", config=Incomplete, title="", source="")(first)
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        ("/a/texts/*.md", "texts/*.md"),
-        ("/a/texts/**/x-?.txt", "texts/**/x-?.txt"),
-        ("/*.md", "*.md"),
-        ("/a/gone.txt", "gone.txt"),
-    ],
-)
-def test_a_glob_is_named_with_the_folder_it_starts_in_and_no_folders_of_this_machine(place: str, name: str):
-    assert text.corpus_name(place) == name
 
 
 def test_a_document_has_at_least_200_characters_and_what_stood_before_counts_no_more():

@@ -121,17 +121,6 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
     [
         (["sweep.engine=slrum"], "did you mean 'slurm'"),
         (["sweep.action=cancel"], "sweep.action=cancel needs sweep.engine=slurm or ray"),
-        (
-            ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.action=submit"],
-            "cluster=local is this machine",
-        ),
-        (["sweep.engine=ray", "sweep.ray.gpus=1.5"], "Ray gives a cell whole ones, or part of one; give 2"),
-        (["sweep.engine=slurm", "sweep.slurm.minutes=2"], "leaves no time before sweep.slurm.signal_s=120"),
-        (["sweep.engine=slurm", "sweep.slurm.more=[exclusive]"], "write options as name=value"),
-        (
-            ["sweep.engine=ray", "sweep.ray.poll_s=0"],
-            "sweep.ray.poll_s=0.0 must be a number above 0",
-        ),
         (["job=cell"], "job=cell needs run="),
     ],
 )

@@ -1,10 +1,8 @@
 """sweep.engine=slurm by submitit's local executor: jobs that are killed, told to make room, and left by their sweep."""
 
 import json
-import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.program import Lab
@@ -18,11 +16,6 @@ from support.sweeps import (
     under_way,
     wait_until,
 )
-
-from experiments.engines.engine import record_path
-from experiments.engines.slurm import SlurmJobs
-from experiments.engines.slurm_cell import outcome_path
-from experiments.planning.plan import plan
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 LOCAL = ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.slurm.poll_s=0.2"]
@@ -90,30 +83,3 @@ def test_a_cell_whose_job_is_cancelled_goes_on_later_and_one_that_diverges_is_to
     assert "is not finite at step 1" in last.out
     assert "Traceback" not in last.out + last.err
     assert steps_of(run) == list(range(1, 1201))
-
-
-def test_a_job_that_has_ended_but_is_still_in_the_queue_keeps_no_cell_from_being_submitted(lab, monkeypatch):
-    planned = plan(lab.compose("seed=0", *LOCAL)[0])
-    planned.folder.path.parent.mkdir(parents=True)
-    submitted = []
-    here = str(os.getpid())  # what stands for the job in the queue
-    monkeypatch.setattr(SlurmJobs, "_submitted", lambda self, cell: submitted.append(cell) or here)
-    jobs = SlurmJobs([planned])
-    jobs.submit(planned)
-    jobs.submit(planned)
-    assert len(submitted) == 1, "a job that goes on is picked up"
-    outcome = {"job": here, "status": None, "why": "cancelled"}
-    outcome_path(record_path(planned)).write_text(json.dumps(outcome), encoding="utf-8")
-    jobs.submit(planned)
-    assert len(submitted) == 2
-
-
-@pytest.mark.parametrize(("how", "lost"), [("CANCELLED", False), ("NODE_FAIL", True), ("", True)])
-def test_a_job_that_is_gone_is_lost_at_the_second_look_unless_somebody_cancelled_it(how: str, lost: bool):
-    engine = SlurmJobs.__new__(SlurmJobs)
-    engine.gone, engine.queue = set(), SimpleNamespace(end=lambda job: how)
-    cell, job = SimpleNamespace(run="1a2b"), {"job": "17", "output": "17.out"}
-    assert not engine._lost(cell, job).ended
-    state = engine._lost(cell, job)
-    assert (state.ended, state.lost) == (True, lost)
-    assert state.why == f"job 17 ended without an outcome{f' ({how})' if how else ''}; its output: 17.out"

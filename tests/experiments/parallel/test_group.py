@@ -5,10 +5,9 @@ import itertools
 import pytest
 import torch
 from support.program import Lab, steady_rows
-from support.task_lab import TaskLab
 
 from experiments.parallel import group, replicated
-from experiments.planning.plan import check_config, plan
+from experiments.planning.plan import plan
 from experiments.runs import RunFolder
 from zoo.errors import UserError
 
@@ -229,28 +228,3 @@ def test_shards_learn_what_one_process_learns(case, tmp_path, small_text, shared
 def test_shards_are_no_part_of_what_a_run_is(lab: Lab):
     plain, cut = (plan(lab.compose(*MODEL, *words)[0]) for words in ([], CUT))
     assert plain.run == cut.run
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["trainer.context=2"], "and there are 1 .* trainer.devices=2"),
-        (["trainer.context=3", "trainer.devices=3"], "give a length divisible by it, data.seq_len=33"),
-        ([*CUT, "trainer.compile=true"], "does not go with trainer.compile=true"),
-        (
-            ["trainer.context=2", "trainer.devices=4"],
-            "4 devices in groups of 2; give a multiple, trainer.accumulate=2",
-        ),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(lab: Lab, words: list[str], said: str):
-    (config,) = lab.compose(*words)
-    with pytest.raises(UserError, match=said):
-        check_config(config)
-
-
-@pytest.mark.slow
-def test_sequences_of_tasks_are_not_cut(task_lab: TaskLab):
-    (config,) = task_lab.compose(*CUT)
-    with pytest.raises(UserError, match=r"trainer.context=2 needs a text, but data=mqar is a task"):
-        check_config(config)

@@ -195,8 +195,7 @@ def test_scalar_parameters_of_a_model_in_parts_stay_whole(two):
 
 def _scalars() -> dict[str, bool]:
     """By name of a scalar parameter: whether it is no part after the model and a checkpoint were cut."""
-    config = ModelConfig(d_model=16, n_heads=2, depth=1, pattern="G")
-    model = LanguageModel(config, vocab_size=9, seq_len=4, seed=3)
+    model = _small()
     weights = {f"model.{name}": x.clone() for name, x in model.state_dict().items()}
     scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
     checkpoint = {"state_dict": weights, "optimizer_states": []}

@@ -140,17 +140,6 @@ def test_a_run_is_named_by_the_steps_that_its_tokens_give(lab: Lab):
     assert plan(by_tokens).folder == planned.folder
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["trainer.max_steps=300", "trainer.tokens_per_parameter=0"], "must be a number above 0"),
-        (["trainer.max_steps=20", "trainer.tokens_per_parameter=2"], "both set the length of training"),
-    ],
-)
-def test_a_length_of_training_that_contradicts_or_is_none_is_refused(lab: Lab, words: list[str], says: str):
-    assert says in lab.refused(*words)
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, small_text: Path, shared_cache: Path) -> str:
     """The run that TINY asks for."""

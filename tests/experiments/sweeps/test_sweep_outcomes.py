@@ -1,16 +1,9 @@
 """How a sweep tells what became of a cell whose worker ended."""
 
-import functools
-import os
-from types import SimpleNamespace
-from unittest import mock
-
 import pytest
 from support.program import Lab
 
 from experiments import engines
-from experiments.configuration.schema import Config
-from experiments.engines import pool
 from experiments.engines.engine import State
 from experiments.engines.pool import Pool
 from experiments.engines.preloaded_worker import exit_reason
@@ -82,45 +75,6 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
 def test_one_run_in_two_folders_is_refused(lab: Lab):
     with pytest.raises(UserError, match=r"a/\w+ and .*b/\w+ would be the same run"):
         train.run_sweep(lab.compose("--multirun", "name=a,b"))
-
-
-@pytest.mark.slow
-def test_a_worker_tells_its_run_how_many_train_at_once_and_draws_no_bar(planned: Plan, monkeypatch):
-    """The number stands in the summary, where reports see that a speed was not of a machine alone."""
-    told = []
-    monkeypatch.setattr(pool, "signal", mock.Mock())
-    monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
-    monkeypatch.setattr(
-        pool,
-        "execute",
-        lambda planned, sink, workers=1: told.append((workers, planned.config.trainer.progress)),
-    )
-    planned.config.sweep.workers, planned.config.trainer.progress = 3, True
-    workers = Pool([planned] * 4)
-    workers.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
-    workers.submit(planned)
-    assert told == [(3, False)]
-
-
-def asking(threads: int) -> SimpleNamespace:
-    """A cell that asks for so many threads."""
-    config = Config()
-    config.trainer.threads = threads
-    return SimpleNamespace(config=config, run=f"of {threads} threads")
-
-
-def test_a_pool_has_threads_for_the_cell_that_asks_for_most(monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    Pool([asking(1), asking(3), asking(2)])
-    assert [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
-
-
-class StartedHere:
-    """A process that does its work in this one as soon as it is started."""
-
-    def __init__(self, target, args: tuple, daemon: bool) -> None:
-        self.start = functools.partial(target, *args)
 
 
 @pytest.mark.slow

@@ -171,18 +171,6 @@ def test_a_selection_of_rates_leaves_the_ratio_to_the_plan():
         assert resolve_lr_min(changed).lr_min == (lowest if ratio is None else 6e-3)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["optim.lr_min_ratio=1.5"], "must be at least 0 and at most 1"),
-        (["optim.lr_min_ratio=nan"], "must be at least 0 and at most 1"),
-        (["optim.lr_min_ratio=0.1", "optim.lr_min=1e-5"], "leave one of them out"),
-    ],
-)
-def test_a_ratio_that_says_nothing_or_contradicts_is_refused(lab: Lab, words: list[str], says: str):
-    assert says in lab.refused(*words)
-
-
 def test_each_clipping_group_is_clipped_by_its_own_norm():
     small, large = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     small.grad, large.grad = torch.full((4,), 0.25), torch.full((4,), 5.0)

@@ -17,7 +17,7 @@ from support.triton_cases import (
 )
 
 from kernels import delta_rule
-from kernels.ops.delta_rule import OPERATION, work
+from kernels.ops.delta_rule import work
 
 GATES = {
     "random": lambda x: -x.exp(),
@@ -134,16 +134,6 @@ def test_gradients_of_the_results_may_have_any_strides():
     found = torch.autograd.grad(results, leaves, turned, retain_graph=True)
     wanted = torch.autograd.grad(results, leaves, [x.contiguous() for x in turned])
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-def test_a_single_token_on_a_cpu_is_the_recurrence():
-    assert OPERATION.backends[0] == "triton"
-    for time, name in ((1, "reference"), (2, "torch")):
-        given = inputs(time, True)
-        options = {"initial_state": given.pop("initial_state")}
-        assert OPERATION.choose("auto", *given.values(), **options).name == name
-        cut = torch.tensor([0, time], dtype=torch.int32)  # packed tokens belong to training
-        assert OPERATION.choose("auto", *given.values(), **options, cu_seqlens=cut).name == "torch"
 
 
 def test_work_is_linear_in_time_and_needs_no_data():

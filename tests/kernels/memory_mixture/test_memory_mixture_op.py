@@ -295,14 +295,6 @@ def test_a_memory_that_no_token_names_keeps_its_bits():
     assert torch.equal(state[:, 1], given["initial_state"][:, 1])
 
 
-def test_a_single_token_on_a_cpu_is_the_recurrence():
-    assert OPERATION.backends[0] == "triton"
-    for time, name in ((1, "reference"), (2, "torch")):
-        given = named_inputs(2, time)
-        options = {"initial_state": given.pop("initial_state")}
-        assert OPERATION.choose("auto", *given.values(), **options).name == name
-
-
 def test_work_follows_the_routes_and_needs_no_data():
     def flops(memories: int, slots: int):
         given = {name: x.to("meta") for name, x in named_inputs(1, 1024, memories, slots).items()}
