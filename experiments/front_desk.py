@@ -120,6 +120,7 @@ def _registers(source: bytes) -> bool:
 
 
 _HELP, _LIST, _KEYS = "help", "list", "keys"
+_SETTING = re.compile(r"-m|--multirun|\+?[a-z][\w.]*=.*")
 
 
 def _kind(words: list[str]) -> str | None:
@@ -150,16 +151,35 @@ def _answer(words: list[str], known: dict[str, Any]) -> int | None:
         return _print("".join(known[_LIST][part] for part in parts)) if {*parts} <= {*known[_LIST]} else None
     if kind == _KEYS:
         return _composed(words, known)
-    line = _refused_key(words, known.get(_KEYS))
+    line = _refused_choice(words, known) or _refused_key(words, known.get(_KEYS))
     if line is None:
         return None
     print(f"error: {line}", file=sys.stderr)
     return 2
 
 
+def _refused_choice(words: list[str], known: dict[str, Any]) -> str | None:
+    """The line about a file of conf/ that there is not (model=NAME); None where all are there, or several are not."""
+    if _KEYS not in known or not all(map(_SETTING.fullmatch, words)):
+        return None
+    wrong = []
+    for word in words:
+        group, _, names = word.lstrip("+").partition("=")
+        options = {path.stem for path in (CONF / group).glob("*.yaml")} if (CONF / group).is_dir() else set()
+        options |= {*known["tasks"]} if group == "data" else set()
+        for name in names.split(",") if options else ():
+            if re.fullmatch(r"[a-z]\w*", name) and name not in {*options, "null"}:
+                wrong.append((group, name, options))
+    if len(wrong) != 1:
+        return None
+    from experiments.configuration.hydra_settings import unknown_choice
+
+    return unknown_choice(*wrong[0])
+
+
 def _refused_key(words: list[str], keys: list[str] | None) -> str | None:
     """The line about the first key that there is not; None where all are known, or another mistake comes first."""
-    if keys is None or not all(re.fullmatch(r"-m|--multirun|\+?[a-z][\w.]*=.*", word) for word in words):
+    if keys is None or not all(map(_SETTING.fullmatch, words)):
         return None
     given = [word.partition("=")[0] for word in words if word[0] not in "+-"]
     wrong = [key for key in given if key not in keys and not (CONF / key).is_dir()]

@@ -14,7 +14,7 @@ from experiments.configuration.schema import Config
 from experiments.data import TASKS
 from zoo import registry
 from zoo.config import QUOTING, mixers_of, read_channels, split
-from zoo.errors import UserError, unknown
+from zoo.errors import UserError
 from zoo.model import letters_of
 
 # Errors of Hydra and OmegaConf in one line: the mistake, what was probably meant, the remedy.
@@ -71,9 +71,7 @@ def _unknown_choice(text: str, cause: str) -> str | None:
     if group.startswith("hydra/"):
         return f"{group}={name} is not here: {hydra_settings.way(group)}"
     options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
-    return (
-        str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
-    )
+    return hydra_settings.unknown_choice(group, name, options)
 
 
 def _unknown_key(text: str, cause: str) -> str | None:

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import hydra
@@ -401,6 +401,15 @@ def unknown_key(key: str, keys: list[str]) -> str:
     if node in keys:
         return f"unknown key '{key}'; {node} has {', '.join(keys_of(node, keys))}"
     return f"unknown key '{key}'; `python run.py --cfg job` shows all keys"
+
+
+def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
+    """The line about a file that a group of conf/ does not have: model=NAME, +experiment=NAME."""
+    # As zoo.errors.unknown, without `zoo`, which imports torch.
+    meant = difflib.get_close_matches(name, sorted(options), n=1, cutoff=0.5)
+    hint = f"; did you mean '{meant[0]}'?" if meant else "."
+    choose = f"Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    return f"unknown {group} '{name}'{hint} Known: {', '.join(sorted(options))}. {choose}"
 
 
 _RECIPE = ("data", "optim", "trainer")

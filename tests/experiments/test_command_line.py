@@ -290,10 +290,13 @@ MISTAKES = (
     "-m trainer.stepz=1,2 model=kda",
     "model.residual.iters=3",
     "nothing.like.it=1",
+    "-m model=kda,kdaa data=mqar",
+    "+experiment=tasks size=smalll lr=3",
 )
 LEFT_TO_OTHERS = (
     *("seed.x=1 --cfg job", "seed.x=1", "optim.lrr=1 hydra.verbose=true", "optim.lrr=1 optim.lrr=2"),
-    *("optim.lr=many --cfg job", "job=list nothing", "model=nothing --cfg job"),
+    *("optim.lr=many --cfg job", "job=list nothing", "model=nothing --cfg job", "model=null"),
+    "model=nothing data=nothing",
 )
 
 Answer = tuple[int, str, str]
@@ -327,7 +330,7 @@ def tree(tmp_path_factory) -> Tree:
 
 
 @pytest.mark.parametrize("words", [*QUESTIONS, *MISTAKES])
-def test_questions_and_refused_keys_are_answered_without_torch(tree: Tree, words: str):
+def test_questions_and_refused_words_are_answered_without_torch(tree: Tree, words: str):
     answer, torch = tree.ask(words)
     assert not torch
     assert answer[0] == (2 if words in MISTAKES else 0)
