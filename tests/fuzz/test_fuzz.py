@@ -49,6 +49,7 @@ from fuzz.hostile import DAMAGE, JOBS, KEYS, commands
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from support.program import RUN, TINY, assert_same_run, later_wins, write_text
 from support.steady import BAR
+from tqdm import tqdm
 
 SEED = int(os.environ.get("FUZZ_SEED", "43"))
 WORDS = [*TINY, "data.path=../text.txt", "results=../results"]
@@ -408,6 +409,7 @@ class Fuzz:
         """Run the cases, and count how they ended."""
         waiting, workers = list(enumerate(cases)), len(os.sched_getaffinity(0))
         running: dict[int, Fork] = {}
+        bar = tqdm(total=len(cases), desc=cases[0].kind if cases else "", mininterval=5, dynamic_ncols=True)
         while waiting or running:
             for worker in range(workers):
                 if worker not in running and waiting:
@@ -426,9 +428,11 @@ class Fuzz:
                     running[worker] = Fork(fork.lab, fork.case, False, self.shared)
                     continue
                 self.count(fork, ended)
+                bar.update()
                 if fork.case.damage or fork.case.again or files_of(fork.lab) != fork.before:
                     shutil.rmtree(fork.lab)  # a folder may be in the place of a file
             time.sleep(0.005)
+        bar.close()
 
     def count(self, fork: Fork, ended: Ended) -> None:
         """Add the end of a case to the table, and its faults to the list."""
@@ -439,8 +443,7 @@ class Fuzz:
         for fault, why in found:
             row[fault] += 1
             self.faults.append(f"{fault}: {fork.case.kind}: {fork.case}: {why}")
-            if os.environ.get("FUZZ_TELL"):
-                print(self.faults[-1], flush=True)
+            print(self.faults[-1], flush=True)
 
     def table(self) -> str:
         columns = ("cases", "done", "refused", "failed", "at work", "ended", *FAULTS)
@@ -699,7 +702,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         fuzz = campaign(Path(folder), float(os.environ.get("FUZZ_SHARE", "1")), SEED)
-    print("\n".join([*fuzz.faults, "", fuzz.table()]))
+    print(f"\n{fuzz.table()}")
     print(f"{time.monotonic() - began:.0f} s, {fuzz.seconds:.0f} s of processor time")
     return bool(fuzz.faults)
 
