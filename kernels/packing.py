@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dispatch import only_sizes
@@ -28,7 +26,7 @@ def boundaries(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is not None:
         return cu_seqlens
-    return _once(multiples, x, time, batch + 1)
+    return once(multiples, x, time, batch + 1)
 
 
 def multiples(step: int, count: int, device: torch.device) -> Tensor:
@@ -38,7 +36,7 @@ def multiples(step: int, count: int, device: torch.device) -> Tensor:
     return torch.arange(0, (count - 1) * step + 1, step, dtype=torch.int32, device=device)
 
 
-def _once(make: Callable[..., Tensor], x: Tensor, *sizes: int) -> Tensor:
+def once(make: Callable[..., Tensor], x: Tensor, *sizes: int) -> Tensor:
     """make(*sizes, device of x [...]), a table that nobody writes to: made once for all layers and steps."""
     # What has no storage, or belongs to a CUDA graph that is being captured, must not outlive it.
     if only_sizes(x) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -79,44 +77,7 @@ def ragged_rows(counts: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return sequence, row - (ends - counts)[sequence]
 
 
-# Packed sequences as chunks of one size that never cross a boundary: the layout of every Triton kernel.
-#
-# A batch [B, T] is B packed sequences of T tokens, so that kernels know no batches. Nothing here waits for the GPU:
-# where the number of chunks depends on the boundaries, the table has a bound's length and idle rows.
-
-
-def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
-    """Sequence and number within it of every chunk of `size` tokens of x [B, T, ...]; −1, −1 in idle rows.
-
-    Chunks stand in the order of the axis, those of one sequence together; the last of a sequence may be short.
-    A batch has no idle rows; packed, C = ⌊(T + N·(size − 1))/size⌋, the most that N sequences may need.
-
-    returns  int32 [C, 2]
-    """
-    batch, time = x.shape[:2]
-    if cu_seqlens is None:
-        return _once(_even_chunks, x, batch, -(-time // size))
-    counts = chunk_counts(cu_seqlens, size)
-    sequence, number = ragged_rows(counts, most_chunks(time, counts.shape[0], size))
-    table = torch.stack([sequence, number], dim=1)
-    return torch.where((number < counts[sequence])[:, None], table, -1).to(torch.int32)
-
-
-def _even_chunks(batch: int, each: int, device: torch.device) -> Tensor:
-    """`chunk_table` of a batch of `each` chunks a sequence."""
-    # A pair is the two halves of one integer, the number the upper one: one operator, not four, for one sequence.
-    pairs = torch.arange(0, each * 2**32, 2**32, device=device)
-    if batch > 1:
-        pairs = torch.arange(batch, device=device)[:, None] + pairs
-    return pairs.view(torch.int32).view(-1, 2)
-
-
-def first_chunks(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
-    """The row of `chunk_table` where each sequence begins, and where the busy rows end, int32 [N+1]."""
-    if cu_seqlens is None:
-        batch, time = x.shape[:2]
-        return _once(multiples, x, -(-time // size), batch + 1)
-    return F.pad(chunk_counts(cu_seqlens, size).cumsum(0), (1, 0)).to(torch.int32)
+# Chunks of one size that never cross a boundary. Their tables are of kernels.triton_common.
 
 
 def chunk_counts(cu_seqlens: Tensor, size: int) -> Tensor:
@@ -127,38 +88,6 @@ def chunk_counts(cu_seqlens: Tensor, size: int) -> Tensor:
 def most_chunks(tokens: int, sequences: int, size: int) -> int:
     """The most chunks that so many tokens may need, however they are divided among the sequences."""
     return (tokens + sequences * (size - 1)) // size
-
-
-# The three tables of a chunked call as one argument.
-
-
-class ChunkLayout(NamedTuple):
-    """Packed sequences on one token axis, cut into chunks that never cross a boundary.
-
-    cu      int32 [N+1], where the sequences begin and end
-    table   int32 [C, 2], sequence and number within it of every chunk; −1, −1 in idle rows
-    firsts  int32 [N+1], the row of the table where each sequence begins, and where the busy rows end
-    """
-
-    cu: Tensor
-    table: Tensor
-    firsts: Tensor
-
-    @staticmethod
-    def of(x: Tensor, cu_seqlens: Tensor | None, size: int) -> ChunkLayout:
-        """Cut the sequences of x [B, T, ...] into chunks of `size` tokens; without cu_seqlens there are B of them."""
-        cu, table = boundaries(x, cu_seqlens), chunk_table(x, cu_seqlens, size)
-        return ChunkLayout(cu, table, first_chunks(x, cu_seqlens, size))
-
-    @property
-    def sequences(self) -> int:
-        """The number of sequences, N."""
-        return len(self.cu) - 1
-
-    @property
-    def chunks(self) -> int:
-        """The rows of the table, idle ones among them, C."""
-        return len(self.table)
 
 
 # Packed sequences as a few rectangular batches, each of sequences of about one length.

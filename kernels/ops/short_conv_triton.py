@@ -24,8 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.autograd import first_order
-from kernels.packing import chunk_table
-from kernels.triton_common import chunk_bounds, sigmoid, sum_rows
+from kernels.triton_common import chunk_bounds, chunk_table, sigmoid, sum_rows
 from kernels.triton_common.operators import operator
 from kernels.triton_common.tuning import Tuned
 

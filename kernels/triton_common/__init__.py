@@ -3,7 +3,7 @@
 tiles.py   device functions that load, store and sum tiles; the work of a kernel for a roofline; the assembler
 tuning.py  tile sizes of a kernel on a device
 
-Here are what does not fit there: bounds of chunks, sums of rows, and checks of the calls that Triton can serve.
+Here is what does not fit there: chunks of packed sequences, sums of rows, and checks of calls that Triton can serve.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import constant_when_traced
+from kernels.packing import boundaries, most_chunks, multiples, once
 from kernels.triton_common.tiles import choose_ptxas
 
 # Device functions and small kernels that several operations use.
@@ -27,7 +29,7 @@ from kernels.triton_common.tiles import choose_ptxas
 def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
     """Return for a row of a chunk table its sequence (−1: idle), that one's first token and end, the chunk's first.
 
-    Four int64 scalars. table int32 [rows, 2], as `chunk_table` makes it for SIZE tokens; cu [N+1], bounds of sequences.
+    Four int64 scalars. table int32 [rows, 2], as `chunk_tables` makes it for SIZE; cu [N+1]: bounds of sequences.
     """
     sequence = tl.load(table + row * 2).to(tl.int64)
     busy = tl.maximum(sequence, 0)
@@ -40,6 +42,108 @@ def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
 def sigmoid(x):
     """1 / (1 + exp(−x)) of x [...] in fp32, elementwise."""
     return 1 / (1 + tl.exp(-x))
+
+
+# Packed sequences as chunks of one size that never cross a boundary: the layout of every kernel.
+#
+# A batch [B, T] is B packed sequences of T tokens, so that kernels know no batches. Nothing here waits for the GPU:
+# where the number of chunks depends on the boundaries, the table has a bound's length and idle rows.
+
+
+@triton.jit
+def _chunk_rows(cu, table, firsts, SEQUENCES, ROWS, SIZE: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr):
+    """Rows of `chunk_tables`, and in the first program where each sequence begins.
+
+    inputs     cu [SEQUENCES + 1]
+    outputs    table [ROWS, 2]; firsts [SEQUENCES + 1]
+    constants  SIZE of a chunk; BR rows and BN sequences at a time
+    """
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    sequence, begin = tl.zeros((BR,), tl.int32), tl.zeros((BR,), tl.int32)
+    total = tl.sum(tl.zeros((BN,), tl.int32), axis=0)
+    for start in range(0, SEQUENCES, BN):
+        number = start + tl.arange(0, BN)
+        there = number < SEQUENCES
+        length = tl.load(cu + number + 1, mask=there, other=0) - tl.load(cu + number, mask=there, other=0)
+        count = (length.to(tl.int32) + SIZE - 1) // SIZE
+        end = total + tl.cumsum(count, axis=0)
+        if tl.program_id(0) == 0:
+            tl.store(firsts + number + 1, end, mask=there)
+        # The row's sequence is the number of those that end before it; the last of these ends where it begins.
+        before = (end[None] <= row[:, None]) & there[None]
+        sequence += tl.sum(before.to(tl.int32), axis=1)
+        begin = tl.maximum(begin, tl.max(tl.where(before, end[None], 0), axis=1))
+        total += tl.sum(count, axis=0)
+    if tl.program_id(0) == 0:
+        tl.store(firsts, 0)
+    busy, inside = row < total, row < ROWS
+    tl.store(table + 2 * row, tl.where(busy, sequence, -1), mask=inside)
+    tl.store(table + 2 * row + 1, tl.where(busy, row - begin, -1), mask=inside)
+
+
+def chunk_tables(x: Tensor, cu_seqlens: Tensor | None, size: int) -> tuple[Tensor, Tensor]:
+    """Return the chunks of `size` tokens of x [B, T, ...], and where each sequence's begin; packed by one kernel.
+
+    table   int32 [C, 2]: sequence and number within it of every chunk; −1, −1 in idle rows. Chunks stand in the order
+            of the axis, those of one sequence together; the last of a sequence may be short. A batch has no idle rows;
+            packed, C = ⌊(T + N·(size − 1))/size⌋, the most that N sequences may need
+    firsts  int32 [N+1]: the row of the table where each sequence begins, and where the busy rows end
+    """
+    batch, time = x.shape[:2]
+    if cu_seqlens is None:
+        each = triton.cdiv(time, size)
+        return once(_even_chunks, x, batch, each), once(multiples, x, each, batch + 1)
+    sequences = len(cu_seqlens) - 1
+    rows = most_chunks(time, sequences, size)
+    table, firsts = (
+        cu_seqlens.new_empty(*shape, dtype=torch.int32) for shape in ((rows, 2), (sequences + 1,))
+    )
+    tile = min(128, max(16, triton.next_power_of_2(sequences)))
+    _chunk_rows[(max(1, triton.cdiv(rows, 32)),)](
+        cu_seqlens, table, firsts, sequences, rows, SIZE=size, BR=32, BN=tile
+    )
+    return table, firsts
+
+
+def _even_chunks(batch: int, each: int, device: torch.device) -> Tensor:
+    """The table of a batch of `each` chunks a sequence."""
+    # A pair is the two halves of one integer, the number the upper one: one operator, not four, for one sequence.
+    pairs = torch.arange(0, each * 2**32, 2**32, device=device)
+    if batch > 1:
+        pairs = torch.arange(batch, device=device)[:, None] + pairs
+    return pairs.view(torch.int32).view(-1, 2)
+
+
+def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
+    """Return the table [C, 2] of `chunk_tables` of x [B, T, ...]."""
+    return chunk_tables(x, cu_seqlens, size)[0]
+
+
+class ChunkLayout(NamedTuple):
+    """Packed sequences on one token axis, cut into chunks that never cross a boundary.
+
+    cu             int32 [N+1], where the sequences begin and end
+    table, firsts  as of `chunk_tables`
+    """
+
+    cu: Tensor
+    table: Tensor
+    firsts: Tensor
+
+    @staticmethod
+    def of(x: Tensor, cu_seqlens: Tensor | None, size: int) -> ChunkLayout:
+        """Cut the sequences of x [B, T, ...] into chunks of `size` tokens; without cu_seqlens there are B of them."""
+        return ChunkLayout(boundaries(x, cu_seqlens), *chunk_tables(x, cu_seqlens, size))
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences, N."""
+        return len(self.cu) - 1
+
+    @property
+    def chunks(self) -> int:
+        """The rows of the table, idle ones among them, C."""
+        return len(self.table)
 
 
 def padded(width: int) -> int:

@@ -16,6 +16,8 @@ from zoo.modules import (
     RMSNorm,
     fp32_linear,
     fp32_linears,
+    joined,
+    joins,
     l2norm,
     project,
 )
@@ -160,7 +162,12 @@ class MoM(Mixer):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [B, T, D] -> q [B, T, H, K], and for every memory k, v, g, β."""
-        q, k, v = (F.silu(y) for y in project(x, self.q_proj, self.k_proj, self.v_proj))
+        maps = self.q_proj, self.k_proj, self.v_proj
+        if joins(x):
+            heads = tuple(p.out_features // self.width for p in maps)
+            q, k, v = kernels.short_conv_heads(joined(x, *maps), None, heads=heads, backend=self.backend)
+            return q, *(y.unflatten(2, (-1, self.heads)) for y in (k, v)), *self._gates(x)
+        q, k, v = (F.silu(y) for y in project(x, *maps))
         q = l2norm(q.unflatten(-1, (self.heads, self.width)))
         k, v = (y.unflatten(-1, (-1, self.heads, self.width)) for y in (k, v))
         return q, l2norm(k), v, *self._gates(x)
@@ -197,5 +204,7 @@ class MoM(Mixer):
             ctx.record("routing", lambda: {"probabilities": p.unsqueeze(2), "choices": choices()})
 
     def _balance(self, p: Tensor, routes: Tensor, ctx: Context) -> Tensor:
-        named = F.one_hot(routes[..., : self.top_k], self.memories).to(p.dtype).sum(-2) / self.top_k
+        # Not F.one_hot, which on some devices reads the largest number on the host.
+        memory = torch.arange(self.memories, device=routes.device)
+        named = (routes[..., : self.top_k, None] == memory).to(p.dtype).sum(-2) / self.top_k
         return (self.memories * ctx.sequence_mean(named) * ctx.sequence_mean(p)).sum(-1).mean()

@@ -17,6 +17,7 @@ from zoo.modules.layers import (
     ShortConvolution,
     fp32_linear,
     fp32_linears,
+    joined,
     output_std,
     project,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "by_sequence",
     "fp32_linear",
     "fp32_linears",
+    "joined",
     "joins",
     "l2norm",
     "output_std",

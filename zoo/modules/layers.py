@@ -6,7 +6,7 @@ Norms, gates and decays are computed in at least fp32, under autocast too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -61,13 +61,24 @@ def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
     Of a `Gate` its logits; gates stand after the other maps.
     """
     plain, gates = ([m for m in maps if isinstance(m, Gate) is is_gate] for is_gate in (False, True))
-    # Who changes or watches one has it called.
-    usual = torch.is_grad_enabled() and all(type(m) is nn.Linear and not m._forward_hooks for m in plain)
+    usual = _usual(plain)
     if usual and joins(x):
         plain, gates = maps, ()
     weights, biases = [m.weight for m in plain], [m.bias for m in plain]
     outputs = linears(x, weights, biases) if usual else [linear(x) for linear in plain]
     return [*outputs, *(gate.logits(x) for gate in gates)]
+
+
+def joined(x: Tensor, *maps: nn.Linear) -> Tensor:
+    """Linear maps without biases of x [..., D] side by side, [..., ΣN]: one product where `project` makes one."""
+    if _usual(maps) and joins(x):
+        return F.linear(x, torch.cat([m.weight for m in maps]))
+    return torch.cat(project(x, *maps), -1)
+
+
+def _usual(maps: Sequence[nn.Linear]) -> bool:
+    """Whether maps are trained and plain ones; who changes or watches one has it called."""
+    return torch.is_grad_enabled() and all(type(m) is nn.Linear and not m._forward_hooks for m in maps)
 
 
 def output_std(depth: int) -> float:

@@ -47,8 +47,7 @@ from kernels.ops.delta_rule.triton_forward import (
     shared_decays,
     sum_tokens,
 )
-from kernels.packing import ChunkLayout
-from kernels.triton_common import chunk_bounds, padded, sum_rows
+from kernels.triton_common import ChunkLayout, chunk_bounds, padded, sum_rows
 from kernels.triton_common.tiles import (
     load_head_rows,
     load_head_scalars,

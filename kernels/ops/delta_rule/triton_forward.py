@@ -22,8 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packing import ChunkLayout
-from kernels.triton_common import chunk_bounds, padded
+from kernels.triton_common import ChunkLayout, chunk_bounds, padded
 from kernels.triton_common.tiles import (
     load_head_rows,
     load_head_scalars,

@@ -31,7 +31,7 @@ from kernels.ops.delta_rule.triton_forward import (
     sum_heads,
 )
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
-from kernels.packing import ChunkLayout
+from kernels.triton_common import ChunkLayout
 from kernels.triton_common.operators import operator
 
 

@@ -45,8 +45,8 @@ from kernels.ops.lightning_topk.triton_ops import (
 )
 from kernels.ops.sparse_attention.select import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_masked import Selection, chosen_keys, key_span, masks, selection_of
-from kernels.packing import boundaries, chunk_table
-from kernels.triton_common import chunk_bounds, padded, sum_rows
+from kernels.packing import boundaries
+from kernels.triton_common import chunk_bounds, chunk_table, padded, sum_rows
 from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned

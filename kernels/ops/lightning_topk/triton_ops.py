@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kernels.ops.lightning_topk.scores import AdaptiveK
 from kernels.ops.sparse_attention.triton_masked import Selection, no_bits, query_spans
-from kernels.packing import boundaries, chunk_table
-from kernels.triton_common import chunk_bounds, padded, sigmoid
+from kernels.packing import boundaries
+from kernels.triton_common import chunk_bounds, chunk_table, padded, sigmoid
 from kernels.triton_common.operators import operator
 from kernels.triton_common.tiles import load_rows
 from kernels.triton_common.tuning import Tuned

@@ -29,8 +29,7 @@ from kernels.ops.mesa.triton_forward import (
     store_tokens,
     tile_configs,
 )
-from kernels.packing import ChunkLayout
-from kernels.triton_common import chunk_bounds
+from kernels.triton_common import ChunkLayout, chunk_bounds
 from kernels.triton_common.tuning import Tuned
 
 # Keys.

@@ -33,8 +33,7 @@ from kernels.ops.mesa import CHUNK
 from kernels.ops.mesa.triton_backward import gate_gradients, key_gradients
 from kernels.ops.mesa.triton_forward import RESIDENT, Precisions, States, Tokens, chunk_states, read, solve
 from kernels.ops.mesa.triton_step import mesa_step
-from kernels.packing import ChunkLayout
-from kernels.triton_common import interpreted, sum_rows
+from kernels.triton_common import ChunkLayout, interpreted, sum_rows
 from kernels.triton_common.operators import operator
 
 

@@ -35,8 +35,8 @@ from kernels.ops.nsa_attention.triton_forward import (
     product,
     sees,
 )
-from kernels.packing import boundaries, chunk_table
-from kernels.triton_common import chunk_bounds, padded
+from kernels.packing import boundaries
+from kernels.triton_common import chunk_bounds, chunk_table, padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernels.indices import sort_by_group
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.packing import boundaries, chunk_table, first_chunks
-from kernels.triton_common import chunk_bounds, padded
+from kernels.packing import boundaries
+from kernels.triton_common import chunk_bounds, chunk_table, chunk_tables, padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -523,5 +523,5 @@ def block_queries(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tenso
     owners = (begin[:, None] * heads + head).flatten()
     owners = torch.cat([owners, owners.new_full((1,), (tokens + 1) * heads)])
     offsets, entries = by_block.offsets[owners], query[None]
-    parts, first_part = chunk_table(entries, offsets, SPLIT), first_chunks(entries, offsets, SPLIT)
+    parts, first_part = chunk_tables(entries, offsets, SPLIT)
     return BlockQueries(query.to(torch.int32), offsets, parts, first_part, blocks, first_key, SPLIT)

@@ -84,7 +84,7 @@ def _dense_branches(
 ) -> tuple[DenseBranch, DenseBranch]:
     """The compression and the window branch, from their keys."""
     if cu is None:
-        first = torch.arange(len(compressed) + 1, dtype=torch.int32, device=q.device) * compressed.shape[1]
+        first = boundaries(compressed, None)
     else:
         counts = packed_counts(cu, sizes.block_size, sizes.stride)
         first = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)

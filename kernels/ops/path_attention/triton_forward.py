@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packing import boundaries, chunk_table, first_chunks
-from kernels.triton_common import chunk_bounds, padded
+from kernels.packing import boundaries
+from kernels.triton_common import chunk_bounds, chunk_table, chunk_tables, padded
 from kernels.triton_common.tiles import load_head_rows, load_head_scalars, store_head_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -343,10 +343,10 @@ class Shapes:
         self.dtype = q.dtype
 
     def _tables(self, q: Tensor, cu_seqlens: Tensor | None, for_gradients: bool) -> Tables:
-        firsts = first_chunks(q, cu_seqlens, self.C) if for_gradients else None
+        table, firsts = chunk_tables(q, cu_seqlens, self.C)
         far = for_gradients and q.shape[1] > self.stretch
         stretches = chunk_table(q, cu_seqlens, self.stretch) if far else None
-        return Tables(boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C), firsts, stretches)
+        return Tables(boundaries(q, cu_seqlens), table, firsts if for_gradients else None, stretches)
 
     @property
     def preparing(self) -> dict:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.kernel_cases import assert_agree, normal, packed, qkv
 from support.path_attention_cases import inputs as path_inputs
+from support.triton_cases import DEVICE
 from torch import Tensor
 
 import kernels
@@ -14,13 +15,12 @@ from kernels.indices import sort_by_group
 from kernels.packing import (
     boundaries,
     chunk_counts,
-    chunk_table,
-    first_chunks,
     most_chunks,
     ragged_rows,
     sequence_starts,
     token_sequences,
 )
+from kernels.triton_common import chunk_tables
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -57,29 +57,32 @@ def test_sorting_by_group_is_stable_and_has_an_inverse():
     assert found.order[found.places()].tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("lengths", [(5,), (32, 0, 1, 33, 0), (0, 64), (1, 1, 1)], ids=str)
-def test_chunks_of_packed_sequences(lengths):
+@pytest.mark.parametrize(
+    "lengths", [(5,), (32, 0, 1, 33, 0), (0, 64), (1, 1, 1), (33, 2, 0) * 50, (0,)], ids=len
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_chunks_of_packed_sequences(lengths, dtype):
     """Against counting them: every token is in one chunk, chunks end at boundaries, idle rows say so."""
-    x, cu = torch.zeros(1, sum(lengths), 2), packed(*lengths)
-    table = chunk_table(x, cu, 32)
+    x, cu = torch.zeros(1, sum(lengths), 2), packed(*lengths).to(DEVICE, dtype)
+    table, firsts = chunk_tables(x, cu, 32)
     wanted = [[i, j] for i, length in enumerate(lengths) for j in range(-(-length // 32))]
     assert table[: len(wanted)].tolist() == wanted
     assert (table[len(wanted) :] == -1).all()
-    assert first_chunks(x, cu, 32).tolist() == [
-        sum(-(-n // 32) for n in lengths[:i]) for i in range(len(lengths) + 1)
-    ]
-    assert table.dtype == torch.int32
+    assert firsts.tolist() == [sum(-(-n // 32) for n in lengths[:i]) for i in range(len(lengths) + 1)]
+    assert table.dtype == firsts.dtype == torch.int32
 
 
 def test_a_batch_is_packed_sequences_of_one_length():
     x = torch.zeros(3, 40, 2)
     assert boundaries(x, None).tolist() == [0, 40, 80, 120]
-    assert chunk_table(x, None, 32).tolist() == [[i, j] for i in range(3) for j in range(2)]
-    assert first_chunks(x, None, 32).tolist() == [0, 2, 4, 6]
-    assert {boundaries(x, None).dtype, chunk_table(x, None, 32).dtype} == {torch.int32}
+    table, firsts = chunk_tables(x, None, 32)
+    assert table.tolist() == [[i, j] for i in range(3) for j in range(2)]
+    assert firsts.tolist() == [0, 2, 4, 6]
+    assert {boundaries(x, None).dtype, table.dtype} == {torch.int32}
     empty = x[:, :0]
-    assert boundaries(empty, None).tolist() == first_chunks(empty, None, 32).tolist() == [0, 0, 0, 0]
-    assert chunk_table(empty, None, 32).shape == (0, 2)
+    table, firsts = chunk_tables(empty, None, 32)
+    assert boundaries(empty, None).tolist() == firsts.tolist() == [0, 0, 0, 0]
+    assert table.shape == (0, 2)
 
 
 FULL, BETWEEN = packed(6, 3), packed(0, 0, 6, 0, 3, 0, 0)
