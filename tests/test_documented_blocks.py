@@ -70,23 +70,15 @@ def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"Line {i}: the quick brown fox jumps over {i * i} dogs." for i in range(800)))
     before = contents(tree)
-    settings = {
-        "model.pattern": "EF",
-        "model.residual.name": "layerscale",
-        "model.channel.name": "relu2",
-        "model.depth": 2,
-        "model.d_model": 16,
-        "model.n_heads": 2,
-        "data": "text",
-        "data.path": text,
-        "data.tokenizer": "bytes",
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 3,
-        "results": tmp_path / "results",
-        "name": "extended",
-    }
-    python(tree, "run.py", *(f"{key}={value}" for key, value in settings.items()))
+    words = [
+        "model.pattern=EF",
+        "model.residual.name=layerscale",
+        "model.channel.name=relu2",
+        "model.depth=2",
+    ]
+    words += ["model.d_model=16", "model.n_heads=2", "data=text", f"data.path={text}", "data.tokenizer=bytes"]
+    words += ["data.seq_len=32", "data.batch_size=2", "trainer.max_steps=3"]
+    python(tree, "run.py", *words, f"results={tmp_path / 'results'}", "name=extended")
     folder = tmp_path / "results" / "extended"
     (summary,) = folder.glob("*/summary.json")
     assert '"name": "ema"' in summary.read_text()

@@ -26,16 +26,9 @@ METRICS_HEADER = (
 def evaluation(loss: float) -> dict:
     """All four metrics of a split of 60,000 tokens, 40,000 words and 250,000 bytes."""
     tokens, words, size = 60_000, 40_000, 250_000
-    return {
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "word_perplexity": math.exp(loss * tokens / words),
-        "bits_per_byte": loss * tokens / size / math.log(2),
-        "tokens": tokens,
-        "words": words,
-        "bytes": size,
-        "stride": 64,
-    }
+    found = {"loss": loss, "perplexity": math.exp(loss), "word_perplexity": math.exp(loss * tokens / words)}
+    found |= {"bits_per_byte": loss * tokens / size / math.log(2), "stride": 64}
+    return {**found, "tokens": tokens, "words": words, "bytes": size}
 
 
 def curve(final: float, steps: int = 300, every: int = 25) -> str:
@@ -90,19 +83,10 @@ LAYOUTS = {"interlaced_sf": "SFSF", "late_full": "SSFF", "bookend": "FSSF"}
 
 def hypergraph(layout: str) -> dict:
     """Changes that make a run one of the HyperGraph layouts."""
-    return {
-        "name": f"hypergraph {layout}",
-        "model": {
-            "preset": "hypergraph",
-            "layout": layout,
-            "pattern": LAYOUTS[layout],
-            "color": VERMILION,
-            "family": "sparse",
-        },
-        "parameters": 461_536,
-        "flops_per_token": {"forward": 1.3e6, "training": 3.9e6},
-        "tokens_per_second": 5210.0,
-    }
+    model = {"preset": "hypergraph", "layout": layout, "pattern": LAYOUTS[layout]}
+    model |= {"color": VERMILION, "family": "sparse"}
+    found = {"name": f"hypergraph {layout}", "model": model, "parameters": 461_536}
+    return {**found, "flops_per_token": {"forward": 1.3e6, "training": 3.9e6}, "tokens_per_second": 5210.0}
 
 
 def write_quickstart_folder(experiment: Path) -> Path:

@@ -165,15 +165,9 @@ def test_flags_that_work(plain: Lab, tmp_path: Path, capfd):
 @pytest.mark.parametrize(
     "words",
     [
-        ["seed=1", "seed=2"],
-        ["seed=1", "seed=1"],
-        ["-m", "seed=1,2", "seed=3,4"],
-        ["-m", "seed=1,2", "seed=3"],
-        ["model=kda", "model=mla"],
-        ["+experiment=quickstart", "+experiment=residuals"],
-        ["optim.lr=1", "++optim.lr=2"],
-        ["model=kda", "~model"],
-        ["job=list", "tasks", "mixers"],
+        *(["seed=1", "seed=2"], ["seed=1", "seed=1"], ["model=kda", "model=mla"], ["model=kda", "~model"]),
+        *(["-m", "seed=1,2", "seed=3,4"], ["-m", "seed=1,2", "seed=3"], ["optim.lr=1", "++optim.lr=2"]),
+        *(["+experiment=quickstart", "+experiment=residuals"], ["job=list", "tasks", "mixers"]),
     ],
     ids=" ".join,
 )

@@ -159,15 +159,8 @@ def test_the_documents_forms_compose_and_are_models(lab: Lab):
 
 SENTENCE = "alpha beta gamma"
 TRAINING = ["model.pattern=baseline,interlaced_sf,bookend", "model.depth=14", "trainer.max_steps=10"]
-PROBE = [
-    "probe.routing_split=test",
-    "probe.routing_tokens=null",
-    f"probe.sentence={SENTENCE}",
-    "probe.windows=1",
-    "probe.extrapolate=1",
-    "probe.long_windows=1",
-    "probe.prompts=[]",
-]
+PROBE = ["probe.routing_split=test", "probe.routing_tokens=null", f"probe.sentence={SENTENCE}"]
+PROBE += ["probe.windows=1", "probe.extrapolate=1", "probe.long_windows=1", "probe.prompts=[]"]
 
 
 @pytest.mark.long

@@ -53,15 +53,8 @@ def run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess:
 def test_a_block_and_a_figure_of_ones_own_train_and_are_drawn(own, tmp_path):
     text = write_text(tmp_path / "text.txt")
     words = [word for word in TINY if not word.startswith("model=")]
-    done = run(
-        tmp_path,
-        *PROGRAM,
-        *words,
-        "model.pattern=EF",
-        f"data.path={text}",
-        f"blocks=[{own}]",
-        "sweep.engine=list",
-    )
+    listed = (*words, "model.pattern=EF", f"data.path={text}", f"blocks=[{own}]", "sweep.engine=list")
+    done = run(tmp_path, *PROGRAM, *listed)
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "results/default/cells.txt").read_text().splitlines()
     assert shlex.split(line)[-1] == f"blocks=['{own}']"

@@ -15,97 +15,33 @@ from analysis.loading.tables import SPLIT_TABLES, none
 COLORS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 BLUE = "#0072b2"
 HELD_OUT = {"tokens": 60_000, "words": 40_000, "bytes": 250_000, "documents": 45}
-SUMMARY = {
-    "schema": 1,
-    "model": {
-        "preset": "transformer",
-        "pattern": "FFFF",
-        "layout": None,
-        "depth": 4,
-        "d_model": 64,
-        "residual": "add",
-        "channel": "swiglu",
-        "color": BLUE,
-        "family": "attention",
-    },
-    "blocks": [
-        {
-            "letter": "F",
-            "name": "attention",
-            "title": "full attention",
-            "family": "attention",
-            "color": BLUE,
-            "mask": "causal",
-        }
-    ],
-    "data": {
-        **dict.fromkeys(("name", "train", "validation", "test"), "pydocs"),
-        "tokenizer": "bpe",
-        "vocab_size": 4096,
-        "seq_len": 128,
-        "pack": "stream",
-        "fingerprint": "f00d",
-        "unigram_entropy": 6.5,
-        "splits": {
-            "train": {"tokens": 1_200_000, "words": 800_000, "bytes": 5_000_000, "documents": 900},
-            "validation": HELD_OUT,
-            "test": HELD_OUT,
-        },
-    },
-    "recipe": {
-        "steps": 300,
-        "batch_size": 8,
-        "accumulate": 1,
-        "tokens_per_step": 1024,
-        "lr": 3e-3,
-        "lr_min": 3e-4,
-        "warmup_steps": 30,
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "weight_decay": 0.1,
-        "clip": 1.0,
-        "precision": "32",
-    },
-    "parameters": 460_000,
-    "parameters_non_embedding": 200_000,
-    "flops_per_token": {"forward": 1.4e6, "training": 4.2e6},
-    "state_bytes": {"1024": 2_097_152, "8192": 16_777_216, "131072": 268_435_456},
-    "best_step": 300,
-    "steps": 300,
-    "stopped": "finished",
-    "tokens": 307_200,
-    "seconds": 41.5,
-    "tokens_per_second": 7402.4,
-    "mfu": None,
-    "mfu_peak_flops": 1e11,
-    "mfu_peak_source": "estimated",
-    "peak_memory_bytes": 310_000_000,
-    "workers": 1,
-    "load": 0.9,
-    "commit": "0123456789abcdef0123456789abcdef01234567",
-    "dirty": False,
-    "versions": {"python": "3.11.9", "torch": "2.13.0", "lightning": "2.6.6"},
-    "machine": {
-        "host_cpu": "Example CPU",
-        "cores": 2,
-        "memory_bytes": 8 * 2**30,
-        "gpu": None,
-        "threads": 1,
-        "capability": "AVX512",
-        "platform": "Linux",
-    },
-    "command": "python run.py model=transformer",
-    "finished": "2026-11-21T02:00:00+00:00",
-}
+MODEL = {"preset": "transformer", "pattern": "FFFF", "layout": None, "depth": 4, "d_model": 64}
+MODEL |= {"residual": "add", "channel": "swiglu", "color": BLUE, "family": "attention"}
+ATTENTION = {"letter": "F", "name": "attention", "title": "full attention", "family": "attention"}
+ATTENTION |= {"color": BLUE, "mask": "causal"}
+SPLITS = {"train": {"tokens": 1_200_000, "words": 800_000, "bytes": 5_000_000, "documents": 900}}
+DATA = {**dict.fromkeys(("name", "train", "validation", "test"), "pydocs"), "tokenizer": "bpe"}
+DATA |= {"vocab_size": 4096, "seq_len": 128, "pack": "stream", "fingerprint": "f00d", "unigram_entropy": 6.5}
+DATA |= {"splits": {**SPLITS, "validation": HELD_OUT, "test": HELD_OUT}}
+RECIPE = {"steps": 300, "batch_size": 8, "accumulate": 1, "tokens_per_step": 1024, "lr": 3e-3, "lr_min": 3e-4}
+RECIPE |= {"warmup_steps": 30, "optimizer": "adamw", "schedule": "cosine", "weight_decay": 0.1, "clip": 1.0}
+RECIPE |= {"precision": "32"}
+MACHINE = {"host_cpu": "Example CPU", "cores": 2, "memory_bytes": 8 * 2**30, "gpu": None, "threads": 1}
+MACHINE |= {"capability": "AVX512", "platform": "Linux"}
+SUMMARY = {"schema": 1, "model": MODEL, "blocks": [ATTENTION], "data": DATA, "recipe": RECIPE}
+SUMMARY |= {"parameters": 460_000, "parameters_non_embedding": 200_000}
+SUMMARY |= {"flops_per_token": {"forward": 1.4e6, "training": 4.2e6}}
+SUMMARY |= {"state_bytes": {"1024": 2_097_152, "8192": 16_777_216, "131072": 268_435_456}}
+SUMMARY |= {"best_step": 300, "steps": 300, "stopped": "finished", "tokens": 307_200, "seconds": 41.5}
+SUMMARY |= {"tokens_per_second": 7402.4, "mfu": None, "mfu_peak_flops": 1e11, "mfu_peak_source": "estimated"}
+SUMMARY |= {"peak_memory_bytes": 310_000_000, "workers": 1, "load": 0.9, "dirty": False, "machine": MACHINE}
+SUMMARY |= {"commit": "0123456789abcdef0123456789abcdef01234567", "finished": "2026-11-21T02:00:00+00:00"}
+SUMMARY |= {"versions": {"python": "3.11.9", "torch": "2.13.0", "lightning": "2.6.6"}}
+SUMMARY |= {"command": "python run.py model=transformer"}
 """The summary of a run as it is written."""
 BLOCKS = {
-    "F": {
-        "letter": "F",
-        "name": "attention",
-        "title": "Full attention",
-        "color": "#4D4D4D",
-        "mask": "causal",
-    },
+    "F": {key: ATTENTION[key] for key in ("letter", "name", "mask")}
+    | {"title": "Full attention", "color": "#4D4D4D"},
     "K": {"letter": "K", "name": "delta", "title": "Delta rule", "color": "#009E73", "mask": "recurrent"},
 }
 
@@ -118,38 +54,17 @@ def _dug(source: str) -> Any:
 
 
 _OWN = {c.name: _dug(c.source) for c in RUN_COLUMNS if c.source and c.name not in ("color", "blocks")}
-TEXT = {name: value for name, value in _OWN.items() if value is not None} | {
-    "experiment": "pretended",
-    "layout": None,
-    "family": "one",
-    "data": "books",
-    "precision": "fp32",
-    **{f"{part}_set": f"books {n}" for n, part in enumerate(("training", "validation", "test"), 1)},
-    "train_split_tokens": 1_234_567,
-    "state_bytes_context": 262_144,
-    "test_tokens": 60_000,
-    "test_stride": 64,
-    "best_step": 290,
-    "mfu": 0.31,
-    "mfu_peak_source": "measured",
-    "gpu": None,
-    "versions": '{"python": "3.12.1", "torch": "2.13.0"}',
-    "capability": "AVX2",
-}
-TASK = {
-    **TEXT,
-    "data": "mqar",
-    **dict.fromkeys(("training_set", "validation_set", "test_set"), "mqar (length 16, pairs 4)"),
-    **dict.fromkeys(("pack", "train_split_tokens", "train_split_bytes", "unigram_entropy")),
-    **dict.fromkeys(("test_tokens", "test_stride")),
-    "tokenizer": "none",
-    "vocab_size": 64,
-    "seq_len": 16,
-    "hardness": "tokens between a key and its question",
-    "chance": 0.03125,
-    "shortcut": 0.38,
-    "memorised": 0.03,
-}
+TEXT = {name: value for name, value in _OWN.items() if value is not None}
+TEXT |= {"experiment": "pretended", "layout": None, "family": "one", "data": "books", "precision": "fp32"}
+TEXT |= {f"{part}_set": f"books {n}" for n, part in enumerate(("training", "validation", "test"), 1)}
+TEXT |= {"train_split_tokens": 1_234_567, "state_bytes_context": 262_144, "test_tokens": 60_000}
+TEXT |= {"test_stride": 64, "best_step": 290, "mfu": 0.31, "mfu_peak_source": "measured", "gpu": None}
+TEXT |= {"versions": '{"python": "3.12.1", "torch": "2.13.0"}', "capability": "AVX2"}
+TASK = {**TEXT, "data": "mqar", **dict.fromkeys(("pack", "train_split_tokens", "train_split_bytes"))}
+TASK |= dict.fromkeys(("unigram_entropy", "test_tokens", "test_stride"))
+TASK |= dict.fromkeys(("training_set", "validation_set", "test_set"), "mqar (length 16, pairs 4)")
+TASK |= {"tokenizer": "none", "vocab_size": 64, "seq_len": 16, "chance": 0.03125, "shortcut": 0.38}
+TASK |= {"hardness": "tokens between a key and its question", "memorised": 0.03}
 
 
 def model(name: str, losses: Iterable[float | None], **changes: Any) -> list[dict[str, Any]]:

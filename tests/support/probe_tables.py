@@ -43,16 +43,8 @@ def write_table(run: Path, name: str, rows: Iterable[dict]) -> Path:
 
 def measure(name: str, value: float, *, axis: str = "", **place) -> dict:
     """A row of `measures`; place: layer, head, start, end, block, step, count."""
-    return {
-        "step": 300,
-        "part": "mixer",
-        "block": "",
-        "count": 1,
-        **place,
-        "axis": axis,
-        "measure": name,
-        "value": value,
-    }
+    usual = {"step": 300, "part": "mixer", "block": "", "count": 1}
+    return {**usual, **place, "axis": axis, "measure": name, "value": value}
 
 
 def doubling(length: int, first: int = 16) -> list[tuple[int, int]]:

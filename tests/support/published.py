@@ -9,46 +9,22 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import nn
 
 VOCAB, TIME = 97, 33
-_LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 12,
-    "q_lora_rank": 20,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_shared_experts": 2,
-}
-_GROUPS = {"n_group": 3, "topk_group": 2}
+_LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 4}
+_LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2}
+_LATENT |= {"moe_intermediate_size": 24, "n_shared_experts": 2}
+_GROUPED = {**_LATENT, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1}
+_LINEAR = {"linear_num_heads": 2, "linear_head_dim": 12, "num_hidden_layers": 3, "num_local_experts": 6}
+_LINEAR |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "q_lora_rank": None}
+_CONV = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
 SIZES: dict[str, dict[str, Any]] = {
     "Llama": {"rms_norm_eps": 1e-5},
     "Mistral": {"sliding_window": 7},
     "Qwen2": {},
     "Qwen3": {"head_dim": 16},
-    "Lfm2": {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "block_multiple_of": 16,
-    },
-    "DeepseekV2": {
-        **_LATENT,
-        **_GROUPS,
-        "q_lora_rank": None,
-        "topk_method": "group_limited_greedy",
-        "first_k_dense_replace": 1,
-    },
-    "DeepseekV3": {**_LATENT, **_GROUPS, "first_k_dense_replace": 1, "num_hidden_layers": 3},
-    "KimiLinear": {
-        **_LATENT,
-        "q_lora_rank": None,
-        "linear_num_heads": 2,
-        "linear_head_dim": 12,
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_local_experts": 6,
-    },
+    "Lfm2": _CONV,
+    "DeepseekV2": {**_GROUPED, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "DeepseekV3": {**_GROUPED, "num_hidden_layers": 3},
+    "KimiLinear": {**_LATENT, **_LINEAR},
 }
 """The name that a family's classes begin with -> what its small model has beside `made`'s sizes."""
 
@@ -57,20 +33,9 @@ def made(family: str, **options: Any) -> nn.Module:
     """A model of transformers, its weights moved far enough from their start that every term counts."""
     import transformers
 
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **SIZES[family],
-        **options,
-    }
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **SIZES[family], **options}
     config = getattr(transformers, f"{family}Config")(**sizes)
     with torch.random.fork_rng():
         torch.manual_seed(1)  # the same weights, whatever ran before

@@ -17,15 +17,8 @@ from experiments.configuration.schema import Config
 from experiments.planning import plan
 from support.recorded import flat
 
-FACTS = {
-    "host_cpu": "a processor",
-    "cores": 2,
-    "memory_bytes": 2**33,
-    "gpu": None,
-    "threads": 1,
-    "capability": "instructions",
-    "platform": "a system",
-}
+FACTS = {"host_cpu": "a processor", "cores": 2, "memory_bytes": 2**33, "gpu": None, "threads": 1}
+FACTS |= {"capability": "instructions", "platform": "a system"}
 
 
 MOVES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # of a cursor
@@ -138,35 +131,16 @@ def set_by_formula(model: nn.Module, size: float = 0.2) -> nn.Module:
 
 def tiny_config(**keys: Any) -> Config:
     """A configuration of a model of width 16 with two layers, on bytes."""
-    config = changed(
-        Config(),
-        device="cpu",
-        model__depth=2,
-        model__d_model=16,
-        model__n_heads=2,
-        data__tokenizer="bytes",
-        data__vocab_size=300,
-        data__seq_len=32,
-        data__batch_size=2,
-        trainer__progress=False,
-    )
-    return changed(config, **keys)
+    config = changed(Config(), model__depth=2, model__d_model=16, model__n_heads=2, device="cpu")
+    config = changed(config, data__tokenizer="bytes", data__vocab_size=300, data__seq_len=32)
+    return changed(config, **{"data__batch_size": 2, "trainer__progress": False, **keys})
 
 
 def tiny_study(results: Path, **keys: Any) -> Config:
     """A comparison of such models on associative recall: the experiment "study", at three rates."""
-    config = tiny_config(
-        data__name="mqar",
-        data__tokenizer="bpe",
-        data__vocab_size=4096,
-        data__seq_len=128,
-        results=str(results),
-        name="study",
-        compare__rates=[1e-3, 3e-3, 1e-2],
-        trainer__max_steps=40,
-        trainer__val_every=5,
-    )
-    return changed(config, **keys)
+    config = tiny_config(data__name="mqar", data__tokenizer="bpe", data__vocab_size=4096, data__seq_len=128)
+    config = changed(config, compare__rates=[1e-3, 3e-3, 1e-2], trainer__max_steps=40, trainer__val_every=5)
+    return changed(config, **{"results": str(results), "name": "study", **keys})
 
 
 def cells(rows: list[dict[str, Any]]) -> list[str]:

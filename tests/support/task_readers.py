@@ -142,16 +142,9 @@ def entity_tracking(words: list[str]) -> Answers:
 
 
 READERS: dict[str, Callable[[list[str]], Answers]] = {
-    "mqar": mqar,
-    "selective_copy": selective_copy,
-    "palindrome": palindrome,
-    "stack": stack,
-    "flip_flop": flip_flop,
-    "parity": parity,
-    "permutations": permutations,
-    "needle": needle,
-    "noisy_recall": noisy_recall,
-    "fuzzy_recall": fuzzy_recall,
-    "induction": induction,
-    "entity_tracking": entity_tracking,
+    reader.__name__: reader
+    for reader in (
+        *(mqar, selective_copy, palindrome, stack, flip_flop, parity, permutations, needle, noisy_recall),
+        *(fuzzy_recall, induction, entity_tracking),
+    )
 }

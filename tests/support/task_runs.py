@@ -5,15 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-MODELS = {
-    "transformer": ("FF", "#4d4d4d"),
-    "kda": ("KK", "#009e73"),
-    "mesanet": ("MM", "#cc79a7"),
-}
-TASKS = {
-    "mqar": {"length": 32, "pairs": 4},
-    "parity": {"length": 24},
-}
+MODELS = {"transformer": ("FF", "#4d4d4d"), "kda": ("KK", "#009e73"), "mesanet": ("MM", "#cc79a7")}
+TASKS = {"mqar": {"length": 32, "pairs": 4}, "parity": {"length": 24}}
 CHANCE = {"mqar": 1 / 32, "parity": 0.5}
 SHORTCUT = {"mqar": {"way": "place", "accuracy": 0.25}, "parity": None}
 MEMORISED = {"mqar": 0.03, "parity": 0.55}
@@ -35,26 +28,15 @@ def write_task_run(
     data = {"name": task, "train": text, "validation": text, "test": text, "tokenizer": "none", "pack": None}
     data |= {"vocab_size": VOCABULARY[task], "seq_len": options["length"], "fingerprint": text}
     data |= {"chance": CHANCE[task], "shortcut": SHORTCUT[task], "hardness": HARDNESS[task]}
-    data |= {"memorised": MEMORISED[task]}
-    data |= {"unigram_entropy": None}
+    data |= {"memorised": MEMORISED[task], "unigram_entropy": None}
     data |= {"splits": {"train": {"tokens": None, "bytes": None}}}
     scores = {"loss": -math.log(max(accuracy, 1e-9)), "accuracy": accuracy, "sequence_accuracy": accuracy**4}
     scores |= {"chance": CHANCE[task], "answers": 1100, "sequences": 275}
     state = {str(options["length"]): changes.pop("size", 4096 if preset == "kda" else 8192)}
-    architecture = {"preset": preset, "pattern": pattern, "color": color, "depth": 2} | changes.pop(
-        "model", {}
-    )
-    run = write_run(
-        folder,
-        f"{preset} {task}",
-        seed,
-        scores["loss"],
-        model=architecture,
-        data=data,
-        state_bytes=state,
-        metrics={"validation": scores, "test": scores},
-        **changes,
-    )
+    model = {"preset": preset, "pattern": pattern, "color": color, "depth": 2} | changes.pop("model", {})
+    about = {"model": model, "data": data, "state_bytes": state, **changes}
+    about |= {"metrics": {"validation": scores, "test": scores}}
+    run = write_run(folder, f"{preset} {task}", seed, scores["loss"], **about)
     (run / "metrics.csv").write_text(_curve(accuracy))
     (run / "answers.csv").write_text(_answers(accuracy))
     return run

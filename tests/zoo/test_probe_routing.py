@@ -61,6 +61,7 @@ def test_rows_are_what_counting_gives(heads, experts, k):
         assert rows[key].value == pytest.approx(value, abs=1e-12), key
         assert rows[key].count == count, key
     assert all(row.axis == ("expert" if row.measure == "load" else "") for row in rows.values())
+    assert all(row.end == row.start + 1 for row in rows.values() if row.measure == "load")
 
 
 def test_imbalance_over_several_batches_is_that_of_all_their_tokens():

@@ -13,15 +13,8 @@ from analysis.plotting.bench import draw, draw_table
 def row(model: str, backend: str, tokens: int, ms: float | None, mode: str = "forward") -> dict:
     times = {f"milliseconds_{key}": ms for key in ("median", "low", "high")}
     note = "" if ms else "out of memory"
-    return {
-        "suite": "kernels",
-        "model": model,
-        "backend": backend,
-        "mode": mode,
-        "tokens": tokens,
-        **times,
-        "note": note,
-    }
+    about = {"suite": "kernels", "model": model, "backend": backend, "mode": mode, "tokens": tokens}
+    return {**about, **times, "note": note}
 
 
 ROWS = [

@@ -100,18 +100,9 @@ def test_mutual_information_is_the_double_sum_over_choices_and_tokens(tmp_path, 
 
 def test_what_routers_of_the_first_layer_say_is_called_by_construction():
     def said(layer: int, *information: float) -> str:
+        about = {"label": "m", "series": "m", "split": "test", "seed": 0, "run": "r", "layer": layer}
         rows = [
-            {
-                "label": "m",
-                "series": "m",
-                "split": "test",
-                "seed": 0,
-                "run": "r",
-                "layer": layer,
-                "head": head,
-                "measure": name,
-                "value": x,
-            }
+            {**about, "head": head, "measure": name, "value": x}
             for head, token in enumerate(information)
             for name, x in {"token": token, "entropy": 1.5, "frequency": 0.1, "shuffled": 0.1}.items()
         ]

@@ -38,20 +38,13 @@ def sizes() -> Results:
 def ranked() -> Results:
     """Layouts of one preset beside the dense model, and those of another at another depth."""
     long = "KF" * 16
+    deep = {"preset": "hyper", "depth": 32, "color": "no colour"}
     return pretended(
         model("transformer", [3.000, 3.004]),
         model("hyper one", [2.950, 2.953], preset="hyper", pattern="KFKF", layout="one", color="#D55E00"),
         model("hyper two", [2.970], preset="hyper", pattern="KKFF", layout="two", color="#D55E00"),
-        model("hyper long", [2.80], preset="hyper", pattern=long, layout="long", depth=32, color="#D55E00"),
-        model(
-            "hyper back",
-            [2.81],
-            preset="hyper",
-            pattern=long[::-1],
-            layout="back",
-            depth=32,
-            color="no colour",
-        ),
+        model("hyper long", [2.80], pattern=long, layout="long", **{**deep, "color": "#D55E00"}),
+        model("hyper back", [2.81], pattern=long[::-1], layout="back", **deep),
     )
 
 
@@ -73,9 +66,7 @@ def unlike() -> Results:
     return pretended(
         model("transformer", [3.0], peak_memory_bytes=None),
         model("kda", [2.9], **flat, tokenizer="bytes", vocab_size=257, clip=None, cpu="Other CPU", threads=2),
-        model(
-            "mla", [2.95], **{name: size // 9 for name, size in flat.items()}, flops_training=3e6, steps=240
-        ),
+        model("mla", [2.95], **{key: x // 9 for key, x in flat.items()}, flops_training=3e6, steps=240),
         model("mom", [2.99], state_bytes_131072=300_000_000, parameters=900_000, flops_training=6e6),
     )
 
@@ -121,15 +112,9 @@ def probed() -> Results:
         model("hyper", [2.8], pattern="FFFF", color="#D55E00"),
         model("mla", [2.95]),
     )
+    keys = ("experiment", "run", "name", "label", "seed")
     rows = [
-        {
-            "experiment": run.experiment,
-            "run": run.run,
-            "name": run.name,
-            "label": run.label,
-            "seed": run.seed,
-            **row,
-        }
+        {**{key: getattr(run, key) for key in keys}, **row}
         for run in runs.runs.itertuples()
         if run.preset != "mla"
         for row in measured(run.preset, run.seed)
@@ -142,82 +127,45 @@ def measured(name: str, seed: int) -> Iterator[dict]:
     """Rows of the table `measures` of one run."""
     seed = seed**2  # at unequal distances, so that a mean is no median
     strong = {"transformer": 1.2, "kda": 3.0, "hyper": 30.0}[name] * (1 + 0.1 * seed)
-    at = {
-        "step": 300 if name != "hyper" else 200,
-        "part": "mixer",
-        "block": "attention",
-        "axis": "",
-        "split": "test",
-    }
-    at |= {"start": None, "end": None, "count": 10, "head": None, "layer": None}
+    at = {"step": 200 if name == "hyper" else 300, "part": "mixer", "block": "attention", "axis": ""}
+    at |= {"split": "test", "count": 10, **dict.fromkeys(("start", "end", "head", "layer"))}
+
+    def row(measure: str, value: float, along: tuple | None = None, **more) -> dict:
+        place = {} if along is None else dict(zip(("axis", "start", "end"), along, strict=True))
+        return {**at, **more, **place, "measure": measure, "value": value}
+
     for start, end in ((0, 16), (16, 64), (64, 128), (128, 256), (256, 1024)):
-        place = {**at, "axis": "position", "start": start, "end": end, "count": end - start}
         fall = -0.001 if name == "kda" else 0.5
         beyond = {"transformer": 2.0, "kda": -0.01, "hyper": 0.3}[name] * (end > 128) * seed
-        yield {**place, "measure": "loss", "value": 3 - fall * math.log2(end) / 10 + beyond}
+        loss = 3 - fall * math.log2(end) / 10 + beyond
+        yield row("loss", loss, ("position", start, end), count=end - start)
     for layer in (0, 1):
-        where = {**at, "layer": layer}
-        yield {**where, "measure": "first_token_uniform", "value": 0.02}
+        yield row("first_token_uniform", 0.02, layer=layer)
         for head in (0, 1):
-            one = {**where, "head": head}
+            one = {"layer": layer, "head": head}
             sink = strong if name == "hyper" or (head, layer) == (1, 1) else 1 + 0.1 * head
-            yield {**one, "measure": "first_token_mass", "value": 0.02 * sink}
+            yield row("first_token_mass", 0.02 * sink, **one)
             for gate in ("output", "window") if name == "hyper" else ("value",) * (name == "kda"):
-                yield {**one, "measure": f"{gate}_gate_mean", "value": 0.3 + 0.1 * layer + 0.05 * seed}
-                yield {**one, "measure": f"{gate}_gate_low", "value": 0.2 - 0.1 * head}
+                yield row(f"{gate}_gate_mean", 0.3 + 0.1 * layer + 0.05 * seed, **one)
+                yield row(f"{gate}_gate_low", 0.2 - 0.1 * head, **one)
             if name == "hyper":
                 for block, choices in (("timeline", 3), ("experts", 2)):
                     routed = {**one, "block": block, "part": "mixer" if choices == 3 else "channel"}
                     for choice in range(choices):
                         share = (choice + 1 + head) / sum(place + 1 + head for place in range(choices))
-                        yield {
-                            **routed,
-                            "measure": "load",
-                            "axis": "expert",
-                            "start": choice,
-                            "end": choice + 1,
-                            "value": share,
-                        }
-                    yield {**routed, "measure": "imbalance", "value": 1.5 + head + layer / 4}
+                        yield row("load", share, ("expert", choice, choice + 1), **routed)
+                    yield row("imbalance", 1.5 + head + layer / 4, **routed)
                 for start, end in ((0, 16), (16, 128)):
-                    yield {
-                        **one,
-                        "measure": "selected_keys",
-                        "axis": "position",
-                        "start": start,
-                        "end": end,
-                        "value": end / 2,
-                    }
-                yield {**one, "measure": "selected_keys", "value": 20.0 + head}
+                    yield row("selected_keys", end / 2, ("position", start, end), **one)
+                yield row("selected_keys", 20.0 + head, **one)
             if name == "kda":
                 for quantile, life in ((0.1, 2.0), (0.5, 30.0 + layer), (0.9, math.inf if layer else 90.0)):
-                    yield {
-                        **one,
-                        "measure": "decay_half_life",
-                        "axis": "quantile",
-                        "start": quantile,
-                        "end": quantile,
-                        "value": life * seed,
-                    }
+                    yield row("decay_half_life", life * seed, ("quantile", quantile, quantile), **one)
                 for end in (16, 128):
                     for measure, value in (("state_norm", 0.1 * end), ("state_rank", math.log2(end) + head)):
-                        yield {
-                            **one,
-                            "measure": measure,
-                            "axis": "position",
-                            "start": end - 1,
-                            "end": end,
-                            "value": value,
-                        }
+                        yield row(measure, value, ("position", end - 1, end), **one)
                 for step in (0, 1, 2):
-                    yield {
-                        **one,
-                        "measure": "cg_residual",
-                        "axis": "step",
-                        "start": step,
-                        "end": step + 1,
-                        "value": 10.0**-step + layer,
-                    }
+                    yield row("cg_residual", 10.0**-step + layer, ("step", step, step + 1), **one)
 
 
 def test_figures_of_probes():

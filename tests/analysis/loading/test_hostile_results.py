@@ -14,19 +14,8 @@ from analysis.files import remove_partials, write_atomically
 from experiments.probing import probe_run as probing
 
 SECRET = "token-of-somebody-else"
-MEASURE = {
-    "step": 300,
-    "layer": 0,
-    "part": "mixer",
-    "block": "attention",
-    "head": 1,
-    "axis": "position",
-    "start": 0.0,
-    "end": 16.0,
-    "measure": "top_mass",
-    "value": 0.5,
-    "count": 64,
-}
+MEASURE = {"step": 300, "layer": 0, "part": "mixer", "block": "attention", "head": 1, "axis": "position"}
+MEASURE |= {"start": 0.0, "end": 16.0, "measure": "top_mass", "value": 0.5, "count": 64}
 
 
 @pytest.fixture

@@ -72,20 +72,14 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     page = (folder / "README.md").read_text()
     for told in (
-        "# exp\n",
-        "**Question:** Does it work?",
-        "    python run.py model=transformer\n",
-        "    python run.py job=probe runs=exp\n",
-        "commit c0ffee, with uncommitted changes",
-        "| `windows` | 7 |",
-        "    python run.py job=publish runs=exp\n",
-        f"commit {40 * '0'}, clean: 1 run",
-        f"commit {40 * '1'}, clean: 1 run",
-        "python 3.11.9, torch 2.13.0",
-        "Example CPU, 2 cores, 8.0 GiB; 1 thread(s)",
-        "fingerprint f00d",
-        "ships with every Python",
-        "runs from different commits",
+        *("# exp\n", "**Question:** Does it work?", "fingerprint f00d", "ships with every Python"),
+        *(
+            f"    python run.py {x}\n"
+            for x in ("model=transformer", "job=probe runs=exp", "job=publish runs=exp")
+        ),
+        *(f"commit {40 * seed}, clean: 1 run" for seed in "01"),
+        *("commit c0ffee, with uncommitted changes", "runs from different commits", "| `windows` | 7 |"),
+        *("python 3.11.9, torch 2.13.0", "Example CPU, 2 cores, 8.0 GiB; 1 thread(s)"),
         "- `samples.parquet`: what the probes measured",
     ):
         assert told in page, told

@@ -18,18 +18,9 @@ from analysis.report import latex, markdown, page
 from analysis.report.columns import COMPARISON, RUNS, Field, rows
 
 HOSTILE = r"a_b & 50% $x$ #1 {y} ~^ \cmd [opt] <b>|*"
-MEANT = {
-    r"\textbackslash{}": "\\",
-    r"\textasciitilde{}": "~",
-    r"\textasciicircum{}": "^",
-    r"\textless{}": "<",
-    r"\textgreater{}": ">",
-    r"\textbar{}": "|",
-    "{[}": "[",
-    "{]}": "]",
-    "{*}": "*",
-    **{f"\\{sign}": sign for sign in "&%$#_{}"},
-}
+WORDS = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "less": "<", "greater": ">", "bar": "|"}
+MEANT = {rf"\text{word}{{}}": sign for word, sign in WORDS.items()}
+MEANT |= {f"{{{sign}}}": sign for sign in "[]*"} | {f"\\{sign}": sign for sign in "&%$#_{}"}
 
 FIGURES = [
     ReportFigure("losses", "Losses", "What is <drawn>.", "data:image/png;base64,AA==", section="Quality"),

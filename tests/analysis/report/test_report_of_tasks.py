@@ -53,16 +53,9 @@ def test_better_stands_only_where_it_is_a_verdict(tmp_path, write_run, most: flo
     for model, right in (("transformer", 0.6), ("kda", most)):
         for rate, loss in ((1e-3, 0.1), (3e-3, 0.2), (1e-4, 0.3)):
             for seed in range(3):
-                write_task_run(
-                    write_run,
-                    tmp_path / "exp",
-                    model,
-                    "mqar",
-                    seed,
-                    right - loss + 0.005 * seed,
-                    recipe={"lr": rate},
-                    parameters_non_embedding=1000,
-                )
+                more = {"recipe": {"lr": rate}, "parameters_non_embedding": 1000}
+                accuracy = right - loss + 0.005 * seed
+                write_task_run(write_run, tmp_path / "exp", model, "mqar", seed, accuracy, **more)
     assert cells(load_results(tmp_path / "exp"))["kda", "mqar"].endswith(shown[1])
     assert cells(load_results(tmp_path / "exp"), "kda")["transformer", "mqar"].endswith(shown[0])
     for path in sorted((tmp_path / "exp").iterdir()):

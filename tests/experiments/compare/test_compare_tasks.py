@@ -119,15 +119,9 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
     pretend(lambda config: config.optim.lr)
     scored: list[Plan] = []
     monkeypatch.setattr(length_generalization, "score_longer", scored.extend)
-    config = tiny_study(
-        tmp_path,
-        compare__models=["transformer", "kda_pure"],
-        compare__longer="length=48",
-        compare__seeds=2,
-        compare__extend=0,
-        data__tasks__mqar__length=16,
-        data__tasks__mqar__pairs=2,
-    )
+    asked = {"models": ["transformer", "kda_pure"], "longer": "length=48", "seeds": 2, "extend": 0}
+    keys = {f"compare__{key}": value for key, value in asked.items()}
+    config = tiny_study(tmp_path, data__tasks__mqar__length=16, data__tasks__mqar__pairs=2, **keys)
     compare.compare([config])
     runs = [(planned.config.model.preset, planned.config.seed) for planned in scored]
     assert runs == [("transformer", 1), ("transformer", 2), ("kda_pure", 1), ("kda_pure", 2)]

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from support.recorded import check, flat
 from support.steady import changed, differences, each, leaves, refusal
+from test_unused_options import KEYS
 
 from experiments import engines
 from experiments.configuration import schema
@@ -58,6 +59,18 @@ def composed():
 
 def test_every_default():
     check(RECORDED / "defaults.txt", flat(schema.Config()))
+
+
+def test_every_limit():
+    """What a value may be; that each is kept is tested key by key (test_unused_options)."""
+    names = ("least", "most", "above", "below", "choices")
+
+    def lines() -> Iterator[str]:
+        for key, field in KEYS.items():
+            limits = [(name, field.metadata[name]) for name in names if name in field.metadata]
+            yield f"{key}: " + ", ".join(f"{n} {'open' if callable(x) else x}" for n, x in limits)
+
+    check(RECORDED / "limits.txt", lines())
 
 
 def test_every_choice_of_conf(composed):
@@ -150,10 +163,6 @@ SWEEPS = (
         for c in ("slurm", "local")
     ),
     *({"engine": "ray", "action": "submit", "ray__address": address} for address in ("auto", "local")),
-    *each(retries=(-1, 0), slurm__signal_s=(0, 1), slurm__requeues=(-1, 0), slurm__cpus=0),
-    *each(slurm__gpus=(-1, 0), slurm__jobs=(0, 1), ray__cpus=(-0.5, 0.0), ray__gpus=-1.0),
-    *each(slurm__poll_s=0.0, ray__poll_s=(float("inf"), float("nan")), slurm__memory_gb=(0.0, 0.5)),
-    *each(ray__cpus=1.5, ray__gpus=(2.5, 2.0)),
-    *each(ray__cpus=1.0, slurm__minutes=(2.0, 2.1)),
+    *each(ray__cpus=(1.5, 1.0), ray__gpus=(2.5, 2.0), slurm__minutes=(2.0, 2.1)),
     *each(slurm__more=(["constraint=a100", "hold"], ["constraint=a100"], ["constraint="])),
 )

@@ -136,20 +136,11 @@ def _slurm(monkeypatch, plans):
 
 def test_jobs_of_slurm(place: Path, monkeypatch):
     """A job's life: submitted, waiting, running, lost, ended, cancelled; what an earlier command left."""
-    slurm = {
-        "sweep__engine": "slurm",
-        "sweep__slurm__partition": "p",
-        "sweep__slurm__account": "a",
-        "sweep__slurm__qos": "q",
-        "sweep__slurm__minutes": 61.5,
-        "sweep__slurm__cpus": 3,
-        "sweep__slurm__gpus": 2,
-        "sweep__slurm__memory_gb": 1.5,
-        "sweep__slurm__signal_s": 33,
-        "sweep__slurm__setup": ["module load x"],
-        "sweep__slurm__more": ["constraint=a100", "comment=a=b"],
-        "trainer__threads": 4,
-    }
+    asked = {"partition": "p", "account": "a", "qos": "q", "minutes": 61.5, "cpus": 3, "gpus": 2}
+    asked |= {"memory_gb": 1.5, "signal_s": 33, "setup": ["module load x"]}
+    asked |= {"more": ["constraint=a100", "comment=a=b"]}
+    slurm = {f"sweep__slurm__{key}": value for key, value in asked.items()}
+    slurm |= {"sweep__engine": "slurm", "trainer__threads": 4}
     plans = _plans(2, **slurm)
 
     def lines() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Tables of probes, number by number: against loops over a model that shows what a test knows."""
 
+import itertools
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -92,21 +93,12 @@ def test_maps_hold_every_weight_that_is_not_tiny():
 def test_routes_hold_every_choice_with_its_probability():
     tokens = [3, 1, 4, 10]
     rows = per_token.routes_of(Showing(), torch.tensor([tokens]))
-    assert sorted(rows) == sorted(
-        (
-            2,
-            "channel",
-            "two",
-            head,
-            position,
-            rank,
-            c := chosen(token, head, rank),
-            pytest.approx(odds(token, head, c)),
-        )
-        for position, token in enumerate(tokens)
-        for head in (0, 1)
-        for rank in (0, 1)
-    )
+    expected = []
+    for (at, token), head, rank in itertools.product(enumerate(tokens), (0, 1), (0, 1)):
+        choice = chosen(token, head, rank)
+        probability = pytest.approx(odds(token, head, choice))
+        expected.append((2, "channel", "two", head, at, rank, choice, probability))
+    assert sorted(rows) == sorted(expected)
 
 
 def test_alternatives_are_the_other_choices_by_probability():

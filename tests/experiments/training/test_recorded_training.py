@@ -104,20 +104,11 @@ def _written(folder: RunFolder) -> Iterator[str]:
             yield from (folder.path / name).read_text().splitlines()
 
 
-TEXT = {
-    "data__name": "text",
-    "data__path": "book.txt",
-    "results": "results",
-    "trainer__max_steps": 5,
-    "trainer__log_every": 2,
-    "trainer__val_every": 2,
-    "trainer__val_tokens": 100,
-    "trainer__checkpoint_every": 3,
-    "optim__warmup_steps": 2,
-    "trainer__precision": "fp32",
-    "evaluate__batch_size": 3,
-    "optim__eps": 1e-3,  # with AdamW's own, the rounding of small gradients would decide the signs of whole updates
-}
+TRAINER = {"max_steps": 5, "log_every": 2, "val_every": 2, "val_tokens": 100, "checkpoint_every": 3}
+TEXT = {f"trainer__{key}": value for key, value in {**TRAINER, "precision": "fp32"}.items()}
+TEXT |= {"data__name": "text", "data__path": "book.txt", "results": "results", "evaluate__batch_size": 3}
+# With AdamW's own eps, the rounding of small gradients would decide the signs of whole updates.
+TEXT |= {"optim__warmup_steps": 2, "optim__eps": 1e-3}
 
 
 def test_a_run_on_text(place: Path):

@@ -85,19 +85,8 @@ def test_without_the_delta_term_it_is_gated_linear_attention(backend):
     """o_t = scale·Σ_{s ≤ t} exp(g_{s+1} + … + g_t)·β_s·(q_t·k_s)·v_s over a memory's tokens, summed pair by pair."""
     (q, k, v, g, beta, *_), _ = inputs(2, 40, memories=1, slots=1)
     routes, weights = torch.zeros(2, 40, 1, dtype=torch.int64), torch.ones(2, 40, 1, dtype=torch.float64)
-    o, state = memory_mixture(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        routes,
-        weights,
-        scale=0.7,
-        update="gated_linear",
-        output_final_state=True,
-        backend=backend,
-    )
+    options = {"scale": 0.7, "update": "gated_linear", "output_final_state": True, "backend": backend}
+    o, state = memory_mixture(q, k, v, g, beta, routes, weights, **options)
     k, v, g, beta = (x.squeeze(2) for x in (k, v, g, beta))
     total = g.cumsum(1).transpose(1, 2)  # [B, H, T]
     decay = (total[..., :, None] - total[..., None, :]).exp().tril()
