@@ -12,6 +12,7 @@ from analysis.evidence import ledger
 from analysis.evidence.ledger.page import markdown, number_rows
 from analysis.evidence.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, SHOWN, Needed
 
+pytestmark = pytest.mark.xdist_group("published claims")  # or every test process judges them
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "results" / "published"
 CLAIMS = ledger.known_claims()

@@ -16,6 +16,7 @@ from analysis.evidence.ledger.entries import Evidence, Missing
 from analysis.evidence.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, OPEN, REFUTED, Lack, judge
 from analysis.loading.results import Results
 
+pytestmark = pytest.mark.xdist_group("published headlines")  # or every test process judges them
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = ROOT / "results" / "published"
 KNOWN = {one.config: one for one in headlines.known_headlines()}

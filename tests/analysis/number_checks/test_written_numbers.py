@@ -68,7 +68,7 @@ def test_pages_and_published_studies_have_marks():
     assert len([name for name in MARKED if name.startswith("results/published/")]) > 15
 
 
-@pytest.mark.slow
+@pytest.mark.long  # make check-numbers says it too
 @pytest.mark.parametrize("name", MARKED)
 def test_the_numbers_of_pages_are_those_of_their_tables(tables, name):
     outcome = check(ROOT / name, tables)
