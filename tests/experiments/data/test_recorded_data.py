@@ -24,13 +24,12 @@ from experiments.data import (
     tokenizers,
 )
 from experiments.data.batches import document_boundaries
-from experiments.data.cache import content_hash, load_fact, store_fact
+from experiments.data.cache import content_hash
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
 from experiments.data.sources import base, pydocs
 from experiments.data.sources.base import Document
 from experiments.data.task_set import example
 from experiments.data.tasks_base import Draws
-from experiments.data.tokenizers import read_tables
 from zoo.tokenization import SEPARATOR, ByteTokenizer
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -175,7 +174,7 @@ def test_batches_and_windows():
 
 
 def test_tokens_of_fixed_text(tmp_path: Path):
-    """A trained BPE, GPT-2's tables, bytes; pieces of long texts; files of tokens; facts in the cache."""
+    """A trained BPE and bytes, with the identities that runs are named by; a file of tokens; hashes of content."""
     words = "the cat sat on the mat, the cat's 12 mats théta " * 20
 
     def lines() -> Iterator[str]:
@@ -189,27 +188,11 @@ def test_tokens_of_fixed_text(tmp_path: Path):
             f"{list(map(int, plain.encode('théta')))} {plain.bos_id} {plain.vocab_size} {plain.name} "
             f"{plain.decode([116, 195, 169])!r}"
         )
-        yield (
-            f"{[(len(piece), piece[:4]) for piece in tokenizers.pieces('ab cd  ef ' * 40, 50)]} "
-            f"{len(list(tokenizers.pieces('x' * 300, 50)))}"
-        )
-        vocabulary = {SEPARATOR: 3, "a": 0, "b": 1, "ab": 2}
-        (tmp_path / "vocab.json").write_text(str(vocabulary).replace("'", '"'))
-        for merges in ("#version: 0.2\na b\n", "a b\n\n", "a c\n", "a b c\n"):
-            (tmp_path / "merges.txt").write_text(merges)
-            yield f"{merges!r}: {refusal(read_tables, tmp_path / 'vocab.json', tmp_path / 'merges.txt')}"
-        (tmp_path / "vocab.json").write_text("{}")
-        yield refusal(read_tables, tmp_path / "vocab.json", tmp_path / "merges.txt")
         documents = [base.Document(words, 3), base.Document("théta", 1)]
         sizes: list[int] = []
         yield f"{write_tokens(documents, plain, tmp_path / 'tokens.bin', sizes.append)} {sizes}"
         yield digest(np.fromfile(tmp_path / "tokens.bin", np.uint16))
         yield f"{content_hash({'b': 1, 'a': [1, 'é']})} {content_hash([1], 5)}"
-        store_fact(tmp_path / "new" / "fact.json", {"a": 1})
-        yield (
-            f"{load_fact(tmp_path / 'new' / 'fact.json')} {load_fact(tmp_path / 'none.json')} "
-            f"{load_fact(tmp_path / 'tokens.bin')}"
-        )
 
     check(RECORDED / "tokens.txt", (line.replace(str(tmp_path), "<place>") for line in lines()))
 

@@ -1,70 +1,22 @@
-"""Scores of models whose weights are a formula: windows, packed documents, states that are carried."""
+"""Scores of states that are carried over chunks and packed documents, against sums by hand; accuracies of tasks."""
 
 import itertools
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.program import Lab
-from support.recorded import check, flat
-from support.steady import changed, set_by_formula, tiny_config
 
 from experiments.costs import model_costs
 from experiments.data import Sequences, Split
 from experiments.data.tasks_base import IGNORE
-from experiments.scoring import text
 from experiments.scoring.tasks import accuracies, score_sequences
 from experiments.scoring.text import score_carried, score_split
 from kernels import linear_cross_entropy
 from zoo import LanguageModel, ModelConfig, UserError, cost
 from zoo.model import on_meta
-
-RECORDED = Path(__file__).parent / "recorded"
-TOKENS = (np.arange(90) * 7 % 19).astype(np.uint16)
-TOKENS[::23] = 0  # separators
-SPLIT = Split(TOKENS, 40, 300, 4)
-
-
-def _model(**keys) -> LanguageModel:
-    config = changed(tiny_config().model, **keys)
-    return set_by_formula(LanguageModel(config, vocab_size=20, seq_len=16), 0.4)
-
-
-def test_scores_of_a_split():
-    def lines() -> Iterator[str]:
-        for pattern in ("F", "K"):
-            model = _model(pattern=pattern)
-            for keys in (
-                {"stride": 16, "batch_size": 3},
-                {"stride": 5, "batch_size": 2},
-                {"stride": 8, "batch_size": 4, "document_bos": 0},
-                {"stride": 16, "batch_size": 1, "windows": 2},
-                {"stride": 8, "batch_size": 2, "separator": 0},
-            ):
-                told: list[int] = []
-                score = text.score_split(model, SPLIT, progress=told.append, **keys)
-                yield f"{pattern} {keys}: {told}, training {model.training}"
-                yield from flat({**score.metrics(), "documents": score.documents}, "  ")
-            for keys in (
-                {"batch_size": 2},
-                {"batch_size": 2, "document_bos": 0},
-                {"batch_size": 1, "document_bos": 0},
-            ):
-                told = []
-                score = text.score_carried(model, SPLIT, progress=told.append, **keys)
-                yield f"{pattern} carried {keys}: {told}"
-                yield from flat(score.metrics(), "  ")
-        yield f"sequences {text._sequences(TOKENS, None)} {text._sequences(TOKENS, 0)}"
-        windows = [(torch.arange(n), torch.arange(n), n // 2) for n in (4, 4, 4, 2, 2, 4)]
-        yield (
-            f"batches {[(len(x), x.shape[1], keep.sum().item()) for x, _, keep in text._batched(windows, 2)]}"
-        )
-
-    check(RECORDED / "splits.txt", lines(), relative=2e-4, absolute=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "half"), [("fp32", False), ("bf16", True)])
