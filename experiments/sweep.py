@@ -15,6 +15,7 @@ from tqdm import tqdm
 from experiments import engines
 from experiments.configuration.compose import short_labels
 from experiments.engines.engine import FAILED, PAUSED, CellsLeft, Engine, State
+from experiments.parallel.group import pick_device
 from experiments.planning.identity import tell_earlier
 from experiments.planning.plan import Plan
 from experiments.system.machine import one_line
@@ -40,7 +41,7 @@ def model_names(plans: list[Plan]) -> dict[str, str]:
 
 
 def _labels(plans: list[Plan]) -> list[str]:
-    return short_labels([(p.config, p.letters) for p in plans])
+    return short_labels([(p.config, p.layers) for p in plans])
 
 
 def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
@@ -151,7 +152,7 @@ def train_all(plans: list[Plan]) -> list[Plan]:
 def _prepare(plans: list[Plan]) -> None:
     """Make what cells share, so that they do not wait for each other."""
     for config in {repr(p.config.data): p.config for p in plans}.values():
-        prepare(config, trains=config.sweep.engine == "pool")
+        prepare(config, pick_device(config.device) if config.sweep.engine == "pool" else None)
 
 
 def _cancel(engine: Engine, plans: list[Plan]) -> None:

@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kernels.dispatch import Operation, Unserved
-from zoo.config import ModelConfig, split
+from zoo.config import ModelConfig, architecture_of
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, set_step
-from zoo.model import LanguageModel, letters_of, on_meta
+from zoo.model import LanguageModel, on_meta
 
 TRAINING = ("warm-up", "training", "scoring")
 """What a run does: its first step and one past every warm-up, and scoring whole sequences."""
@@ -48,7 +48,7 @@ def check_backend(
         return
     # Layers of one letter ask alike.
     one_each = dataclasses.replace(
-        config, pattern="".join(dict.fromkeys(split(letters_of(config)))), depth=None
+        config, pattern="".join(dict.fromkeys(architecture_of(config).words)), depth=None
     )
     model = on_meta(one_each, vocab_size=1, seq_len=seq_len, keep_backend=True)
     try:

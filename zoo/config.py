@@ -15,8 +15,8 @@ own, which `variants` defines and which has its other options from the mixer's n
 
     variants = {"W": {"mixer": "attention", "window": 512}}     pattern "(WWWF)*3"
 
-As a text the layers' mixers are written one after the other, each by its letter or else by its name in braces:
-`split` has them one by one, and `mixers_of` what each of them is.
+As a text the layers' mixers are written one after the other, each by its letter or else by its name in braces.
+`architecture_of` reads all this once, and has the blocks of every layer.
 
 `channel.name` is a channel mixer, or a pattern of their names in the same language, with "+" between items. Its last
 item is repeated up to the depth:
@@ -154,29 +154,29 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     return cls(**out)
 
 
-def used(config: ModelConfig, letters: str) -> dict[str, Any]:
+def used(config: ModelConfig, architecture: "Architecture") -> dict[str, Any]:
     """The options that decide the built model, as plain values: only blocks that the pattern uses, without the backend.
 
     A run's identity hashes these, so that registering a new block changes no existing run; an option that was
     added to a block later (zoo.options.added) is included only where it differs from its `before` value.
     """
-    words, out = split(letters), deciding(config)
-    chosen = [mixer for word, mixer in mixers_of(config).items() if word in words]
+    chosen, channels = architecture.kinds, [block.name for block in architecture.channels]
+    written, out = _shortest(channels), deciding(config)
     names = {mixer.name for mixer in chosen}
     out["mixers"] = {name: options for name, options in out["mixers"].items() if name in names}
     out.pop("variants", None)
-    if own := {x.name: {"mixer": x.block.name, **deciding(x.options)} for x in chosen if x.is_variant}:
-        out["variants"] = own
-    channels = read_channels(config.channel.name, len(words))
+    variants = sorted((x for x in chosen if x.is_variant), key=lambda x: x.name)
+    if variants:
+        out["variants"] = {x.name: {"mixer": x.block.name, **deciding(x.options)} for x in variants}
     for part, name, blocks in (
         ("residual", config.residual.name, {config.residual.name}),
-        ("channel", _shortest(channels), set(channels)),
+        ("channel", written, set(channels)),
     ):
         out[part] = {
             "name": name,
             **{block: values for block, values in out[part].items() if block in blocks},
         }
-    out.update(pattern=letters, depth=len(words))
+    out.update(pattern=architecture.letters, depth=architecture.depth)
     for key in ("preset", "backend"):
         del out[key]
     return out
@@ -294,11 +294,72 @@ def _paler(color: str, steps: int) -> str:
     )
 
 
-def dominant_mixer(config: ModelConfig, letters: str) -> LayerMixer:
-    """The mixer that a model is named after: the most frequent one that is not plain attention."""
-    words = split(letters)
-    others = [word for word in words if word != "F"] or words
-    return mixers_of(config)[max(sorted(set(others)), key=others.count)]
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The blocks of a model, layer by layer (`architecture_of`).
+
+    mixers, channels: those of each layer, from the first; residual: the scheme around all of them.
+    """
+
+    mixers: tuple[LayerMixer, ...]
+    channels: tuple[registry.Block, ...]
+    residual: registry.Block
+
+    @property
+    def words(self) -> list[str]:
+        """The mixer of each layer by its word in a pattern: "W", "F", "{local}"."""
+        return [mixer.word for mixer in self.mixers]
+
+    @property
+    def letters(self) -> str:
+        """The words as one text, "WF{local}"."""
+        return "".join(self.words)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.mixers)
+
+    @property
+    def kinds(self) -> list[LayerMixer]:
+        """Its mixers, each once, by their words in alphabetical order."""
+        return list({mixer.word: mixer for mixer in sorted(self.mixers, key=lambda x: x.word)}.values())
+
+    @property
+    def layout(self) -> str | None:
+        """The name of the layout that its mixers are, if any."""
+        return layout_name(self.letters)
+
+    @property
+    def named_after(self) -> LayerMixer:
+        """The mixer that the model is named after: the most frequent one that is not plain attention."""
+        others = [mixer for mixer in self.kinds if mixer.word != "F"] or self.kinds
+        return max(others, key=lambda mixer: self.words.count(mixer.word))
+
+    @property
+    def color(self) -> str:
+        """The colour of the model in every figure, #rrggbb: of the mixer that it is named after."""
+        if set(self.words) == {"F"}:  # plain attention in several streams is known by its streams
+            return self.residual.color
+        return self.named_after.color
+
+    @property
+    def blocks(self) -> list[registry.Block]:
+        """The registered blocks that it is made of: mixers, the residual scheme, channel mixers."""
+        channels = {block.name: block for block in self.channels}
+        return [*(x.block for x in self.kinds), self.residual, *(channels[name] for name in sorted(channels))]
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """The blocks of all layers of a model. Raises UserError for a pattern or a name that cannot be read."""
+    known = mixers_of(config)
+    try:
+        words = split(read_pattern(config.pattern, config.depth, known))
+    except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
+        raise UserError("; ".join([str(error), *registry.left_out()])) from None
+    channels = [registry.get("channel", name) for name in read_channels(config.channel.name, len(words))]
+    residual = registry.get("residual", config.residual.name)
+    return Architecture(tuple(known[word] for word in words), tuple(channels), residual)
 
 
 def read_pattern(pattern: str, depth: int | None, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.files import fit, read_json, read_whole, require_file, write_atomic, write_json
-from zoo.model import LanguageModel, on_meta
+from zoo.model import LanguageModel, meta_model
 from zoo.options import check_limits
 
 WEIGHTS, CARD = "model.safetensors", "model.json"
@@ -144,7 +144,7 @@ def load(
     config, sizes = _described(read_card(path), backend)
     weights = _checkpoint_weights(path) if path.suffix == ".ckpt" else _weights(path / WEIGHTS)
     # Before memory is taken, for a card may say any size.
-    planned = _made(on_meta, config, sizes).state_dict()
+    planned = _made(meta_model, config, sizes).state_dict()
     for name in sorted(planned.keys() & weights.keys()):
         if weights[name].shape != planned[name].shape:
             raise UserError(

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from zoo import cost
-from zoo.config import LayerMixer, ModelConfig, from_dict, mixers_of, read_channels, split
+from zoo.config import LayerMixer, ModelConfig, architecture_of, from_dict, mixers_of
 from zoo.errors import UserError, unknown
-from zoo.model import letters_of, on_meta
+from zoo.model import on_meta
 
 # The reference, and how close a match is.
 
@@ -29,7 +29,7 @@ def plain_transformer(config: ModelConfig) -> ModelConfig:
     return ModelConfig(
         d_model=config.d_model,
         n_heads=config.n_heads,
-        depth=len(split(letters_of(config))),
+        depth=architecture_of(config).depth,
         backend=config.backend,
     )
 
@@ -78,7 +78,7 @@ def match_flops(config: ModelConfig, seq_len: int, length: int) -> ModelConfig:
 
 
 def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
-    name, *others = dict.fromkeys(read_channels(config.channel.name, len(split(letters_of(config)))))
+    name, *others = dict.fromkeys(block.name for block in architecture_of(config).channels)
     if others:
         raise UserError(
             f"match={quantity.name} sets the hidden width of one channel mixer, and "
@@ -89,21 +89,25 @@ def _match(config: ModelConfig, quantity: Quantity) -> ModelConfig:
         raise UserError(
             f"match={quantity.name} sets channel.{name}.hidden, which {name} does not have; leave match out"
         )
+
+    def with_hidden(width: int) -> ModelConfig:
+        return with_options(config, "channel", name, hidden=width)
+
     target = quantity.of(plain_transformer(config))
-    few, more = (quantity.of(_with_hidden(config, width)) for width in (_FEW, _MORE))
+    few, more = (quantity.of(with_hidden(width)) for width in (_FEW, _MORE))
     each = (more - few) / (_MORE - _FEW)
     none = few - _FEW * each
     width = _width((target - none) / each, lambda w: abs((none + each * w) / target - 1))
     if width is None:
         reason = _reason_for_no_width(name, quantity.unit, target, none, each)
-        advice = _advice(_with_hidden(config, 1), quantity, target)
+        advice = _advice(with_hidden(1), quantity, target)
         raise UserError(f"match={quantity.name}: {reason}; {advice}, or set match=null")
     if options.hidden not in (None, width):
         raise UserError(
             f"match={quantity.name} needs channel.{name}.hidden={width}, not {options.hidden}; "
             "leave out one of the two"
         )
-    return _with_hidden(config, width)
+    return with_hidden(width)
 
 
 def _width(ideal: float, error: Callable[[int], float]) -> int | None:
@@ -136,8 +140,7 @@ def _reason_for_no_width(name: str, unit: str, target: float, none: float, each:
 
 def _advice(narrowest: ModelConfig, quantity: Quantity, target: float) -> str:
     """Return what would make a match possible: an option of a mixer that saves enough work, or a wider model."""
-    mixers = mixers_of(narrowest)
-    for mixer in (mixers[word] for word in dict.fromkeys(split(letters_of(narrowest)))):
+    for mixer in {mixer.word: mixer for mixer in architecture_of(narrowest).mixers}.values():
         for option in mixer.block.cls.work_options:
             one, two = (
                 quantity.of(with_options(narrowest, *mixer.key.split("."), **{option: value}))
@@ -147,11 +150,6 @@ def _advice(narrowest: ModelConfig, quantity: Quantity, target: float) -> str:
             if most >= 1:
                 return f"set {mixer.key}.{option} to {most} or less, choose a wider model"
     return "choose a wider model or fewer options"
-
-
-def _with_hidden(config: ModelConfig, width: int) -> ModelConfig:
-    name = read_channels(config.channel.name, 1)[0]
-    return with_options(config, "channel", name, hidden=width)
 
 
 def _counted(config: ModelConfig, seq_len: int, length: int | None = None) -> float:
@@ -313,7 +311,7 @@ class _Solver:
     """The layers of a model by letter: those whose state can be chosen, and the bytes that they have to make up."""
 
     def __init__(self, config: ModelConfig, seq_len: int, length: int) -> None:
-        self.config, self.length, self.letters = config, length, split(letters_of(config))
+        self.config, self.length, self.letters = config, length, architecture_of(config).words
         self.states = LayerStates(config, seq_len, length)
         self.target = len(self.letters) * LayerStates(plain_transformer(config), seq_len, length).of("F")
         self.free = [letter for letter in sorted(set(self.letters)) if self.states.solved(letter)]

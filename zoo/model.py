@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import kernels
-from zoo import context_parallel, registry
-from zoo.config import LayerMixer, ModelConfig, mixers_of, read_channels, read_pattern, split
+from zoo import context_parallel
+from zoo.config import Architecture, ModelConfig, architecture_of
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, Aux, Dims
@@ -30,10 +30,10 @@ class Layer(nn.Module):
     The norms live here: mixers and channel mixers receive normalised input.
     """
 
-    def __init__(self, config: ModelConfig, mixer: LayerMixer, dims: Dims) -> None:
+    def __init__(self, config: ModelConfig, architecture: Architecture, dims: Dims) -> None:
         super().__init__()
-        channel = registry.get("channel", read_channels(config.channel.name, dims.depth)[dims.layer])
-        scheme = registry.get("residual", config.residual.name)
+        mixer, channel = architecture.mixers[dims.layer], architecture.channels[dims.layer]
+        scheme = architecture.residual
         for block in (mixer.block, channel, scheme):
             if missing := sorted(getattr(block.cls, "__abstractmethods__", ())):
                 raise UserError(
@@ -98,14 +98,6 @@ class DecodeState:
     layers: list[Any]
 
 
-def letters_of(config: ModelConfig) -> str:
-    """The mixers of all layers as one text (zoo.config), "WWWF". Raises UserError for a pattern that cannot be read."""
-    try:
-        return read_pattern(config.pattern, config.depth, mixers_of(config))
-    except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
-        raise UserError("; ".join([str(error), *registry.left_out()])) from None
-
-
 class LanguageModel(nn.Module):
     """tokens [B, T] -> logits [B, T, V].
 
@@ -120,8 +112,9 @@ class LanguageModel(nn.Module):
         check_limits(config, "model.")
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
         self.recompute: Recompute | None = None  # a setting of training, no part of the model
-        self.letters = letters_of(config)
-        depth = len(split(self.letters))
+        self.architecture = architecture_of(config)
+        self.letters = self.architecture.letters
+        depth = self.architecture.depth
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, depth, config.backend, config.norm_eps)
         self.body_backend = dims.body_backend
         # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
@@ -133,12 +126,10 @@ class LanguageModel(nn.Module):
 
     def _build(self, config: ModelConfig, vocab_size: int, dims: Dims) -> None:
         self.embedding = nn.Embedding(vocab_size, config.d_model)
-        mixers = mixers_of(config)
         self.layers = nn.ModuleList(
-            Layer(config, mixers[word], dataclasses.replace(dims, layer=i))
-            for i, word in enumerate(split(self.letters))
+            Layer(config, self.architecture, dataclasses.replace(dims, layer=i)) for i in range(dims.depth)
         )
-        scheme = registry.get("residual", config.residual.name)
+        scheme = self.architecture.residual
         self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
         if (inside := self.streams.inside()) < (carried := self.streams.carried()):
             raise TypeError(

@@ -11,7 +11,6 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
-from experiments.configuration.compose import model_color
 from experiments.data import task_label
 from experiments.planning.plan import Plan
 from experiments.runs import METRICS, read_metrics
@@ -79,7 +78,7 @@ def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterato
         yield {
             "task": task_label(planned.config.data),
             "model": name,
-            "color": model_color(planned.config.model, planned.letters),
+            "color": planned.layers.color,
             "lr": repr(trial.settings[RATE]),
             "settings": settings_text(trial),
             "seed": planned.config.seed,

@@ -25,17 +25,7 @@ from experiments.configuration.schema import Config
 from experiments.data import TASKS, resolve_task
 from experiments.system.machine import one_line
 from experiments.system.paths import BLOCKS, CONF, IN_WHEEL, ROOT
-from zoo import registry
-from zoo.config import (
-    ModelConfig,
-    check_names,
-    dominant_mixer,
-    from_dict,
-    layout_name,
-    mixers_of,
-    read_pattern,
-    split,
-)
+from zoo.config import Architecture, ModelConfig, architecture_of, check_names, from_dict, split
 from zoo.errors import UserError
 from zoo.io import read_card
 from zoo.options import check_limits
@@ -244,7 +234,7 @@ def overlay(name: str) -> dict[str, Any]:
     return values.get("model", values)  # type: ignore[return-value]
 
 
-def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
+def differences_from_preset(config: ModelConfig, layers: Architecture) -> list[str]:
     """Return what a model has and its preset has not, as words: residual scheme, channel mixer, options of blocks.
 
     Options of the channel mixer are left out: its width is set for every model by `match=params`.
@@ -260,14 +250,13 @@ def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
         chosen = getattr(config, part).name
         found += [chosen] if chosen != preset.get(part, defaults[part])["name"] else []
     compare_options("residual", config.residual.name)
-    chosen = [mixer for word, mixer in mixers_of(config).items() if word in split(letters)]
-    for name in sorted(mixer.name for mixer in chosen if not mixer.is_variant):
+    for name in sorted(mixer.name for mixer in layers.kinds if not mixer.is_variant):
         compare_options("mixers", name)
     usual = preset.get("variants", {})
     return found + [
-        _describe_variant(mixer.name, config.variants[mixer.name])
-        for mixer in chosen
-        if mixer.is_variant and config.variants[mixer.name] != usual.get(mixer.name)
+        _describe_variant(name, config.variants[name])
+        for name in sorted(mixer.name for mixer in layers.kinds if mixer.is_variant)
+        if config.variants[name] != usual.get(name)
     ]
 
 
@@ -291,44 +280,36 @@ def _describe_option(option: str, value: Any) -> str:
     return f"{option}={value:g}" if isinstance(value, float) else f"{option}={value}"
 
 
-def label(config: Config, letters: str) -> str:
+def label(config: Config, layers: Architecture) -> str:
     """The name of a model in a legend: "kda", "kda K*4", "KKKF hc", "transformer output_gate mqar".
 
     First comes the preset; of a pattern of one's own the pattern, after the mixer where there is one mixer alone or the
     pattern has a name. Then residual scheme, channel mixer and options that the preset does not have, and the synthetic
     task that it is trained on.
     """
-    differences = _after_the_name(config, letters)
-    return " ".join([*_architecture(config, letters), *differences])
+    return " ".join([*_name(config.model, layers), *_after_the_name(config, layers)])
 
 
-def _after_the_name(config: Config, letters: str) -> list[str]:
+def _after_the_name(config: Config, layers: Architecture) -> list[str]:
     """Return what a model has and its preset has not, its task, and whether it began with another's weights."""
     task = [config.data.name] if config.data.name in TASKS else []
     begun = (
         [] if config.start.weights is None else ["continued" if config.start.into is None else "converted"]
     )
-    return differences_from_preset(config.model, letters) + task + begun
+    return differences_from_preset(config.model, layers) + task + begun
 
 
-def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
+def short_labels(models: Sequence[tuple[Config, Architecture]]) -> list[str]:
     """The label of every model, given as (configuration, layers), without differences that all of them share.
 
     Where all labels are equal, they are returned whole.
     """
-    parts = [(_architecture(*model), _after_the_name(*model)) for model in models]
+    parts = [(_name(config.model, layers), _after_the_name(config, layers)) for config, layers in models]
     whole = [" ".join([*name, *own]) for name, own in parts]
     if len(set(whole)) < 2:
         return whole
     shared = set.intersection(*(set(own) for _, own in parts))
     return [" ".join([*name, *(x for x in own if x not in shared)]) for name, own in parts]
-
-
-def model_color(config: ModelConfig, letters: str) -> str:
-    """The colour of a model in every figure, #rrggbb: of its dominant mixer."""
-    if set(letters) == {"F"}:  # plain attention in several streams is known by its streams
-        return registry.get("residual", config.residual.name).color
-    return dominant_mixer(config, letters).color
 
 
 def shorten_pattern(letters: str) -> str:
@@ -341,21 +322,21 @@ def shorten_pattern(letters: str) -> str:
     return f"({''.join(words[:unit])})*{length // unit}" if unit < length > 8 else letters
 
 
-def _architecture(config: Config, letters: str) -> list[str]:
+def _name(config: ModelConfig, layers: Architecture) -> list[str]:
     """The preset or dominant mixer, and the layout or pattern where it is not the usual one."""
-    preset, layout = config.model.preset, layout_name(letters)
+    preset, letters = config.preset, layers.letters
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return ["transformer"]
+    pattern = layers.layout or shorten_pattern(letters)
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        mixed = len(set(split(letters))) > 1 and layout is None  # which no block's name describes
-        pattern = layout or shorten_pattern(letters)
-        return [pattern] if mixed else [dominant_mixer(config.model, letters).name, pattern]
-    usual = read_pattern(
-        overlay(preset).get("pattern", letters),
-        config.model.depth,
-        [*mixers_of(config.model), *map(registry.word, overlay(preset).get("variants", {}))],
-    )
-    return [preset] if letters == usual else [preset, layout or shorten_pattern(letters)]
+        mixed = len(layers.kinds) > 1 and layers.layout is None  # which no block's name describes
+        return [pattern] if mixed else [layers.named_after.name, pattern]
+    as_preset = {
+        "pattern": overlay(preset).get("pattern", letters),
+        "variants": {**overlay(preset).get("variants", {}), **config.variants},
+    }
+    usual = architecture_of(dataclasses.replace(config, **as_preset)).letters
+    return [preset] if letters == usual else [preset, pattern]
 
 
 # Keys of a model beside run=, whose model is another one.

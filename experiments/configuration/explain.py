@@ -13,9 +13,8 @@ from experiments.configuration import hydra_settings
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
 from zoo import registry
-from zoo.config import QUOTING, mixers_of, read_channels, split
+from zoo.config import QUOTING, architecture_of
 from zoo.errors import UserError
-from zoo.model import letters_of
 
 # Errors of Hydra and OmegaConf in one line: the mistake, what was probably meant, the remedy.
 
@@ -232,13 +231,10 @@ def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]
 
 def _blocks_of(config: Config) -> set[tuple[str, str]]:
     """(kind, name) of every block that a model is made of, and of its task."""
-    model = config.model
-    words, mixers = split(letters_of(model)), mixers_of(model)
+    layers = architecture_of(config.model)
     return {
-        *(("mixer", mixers[word].block.name) for word in words),
-        *((_VARIANT, mixers[word].name) for word in words if mixers[word].is_variant),
-        ("residual", model.residual.name),
-        *(("channel", name) for name in read_channels(model.channel.name, len(words))),
+        *((block.kind, block.name) for block in layers.blocks),
+        *((_VARIANT, mixer.name) for mixer in layers.kinds if mixer.is_variant),
         (_TASK, config.data.name),
         *((_TASK, name) for name in TASKS if config.job == "evaluate"),  # the run decides which counts
     }

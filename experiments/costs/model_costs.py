@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from experiments.configuration.schema import Config
 from experiments.costs.peak_flops import utilisation
 from zoo import cost
 from zoo.errors import UserError
-from zoo.model import LanguageModel, meta_model, on_meta
+from zoo.model import LanguageModel, on_meta
 
 STATE_LENGTHS = (1024, 8192, 131_072)
 """Tokens after which the decode state is counted, beside data.seq_len."""
@@ -37,10 +36,8 @@ class Costs:
     state_bytes: dict[int, int]
 
 
-def derive_costs(config: Config, vocab_size: int) -> Costs:
-    """The costs of the model that a configuration makes for a vocabulary of this size."""
-    length = config.data.seq_len
-    model = meta_model(config.model, vocab_size=vocab_size, seq_len=length)
+def derive_costs(model: LanguageModel, length: int) -> Costs:
+    """The costs of a model without storage (`meta_model`) in sequences of `length` tokens."""
     return Costs(
         forward_flops=cost.flops_per_token(model, length),
         training_flops=cost.flops_per_token(model, length, backward=True),

@@ -253,7 +253,7 @@ def _score(settings: Settings, name: str, planned: Plan, rows: list[dict[str, st
     steady = [float(r["tokens_per_second"]) for r in rows if r["tokens_per_second"]]
     return {
         "model": name,
-        "layers": planned.letters,
+        "layers": planned.layers.letters,
         "training_set": labels["train"],
         "test_set": labels["test"],
         "machine": settings.device_name,

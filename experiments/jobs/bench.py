@@ -14,11 +14,14 @@ from experiments.bench.cases import matching_names
 from experiments.bench.run_suite import SUITES, run_suite
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
+from experiments.costs.device_memory import check_fits
 from experiments.jobs import Job
-from experiments.planning.plan import check_fits, check_served, check_writable
+from experiments.parallel.group import pick_device
+from experiments.planning.plan import check_served, check_writable
 from experiments.system import signals
 from zoo.config import ModelConfig
 from zoo.errors import UserError, unknown
+from zoo.model import meta_model
 
 _WITH_CASES = (
     "compile",
@@ -81,7 +84,7 @@ def _check(config: Config) -> None:
     if not config.dry:
         check_writable(result_table.table_path(config).parent, "bench.out" if b.out else "results")
         for _, model in _models(config) if config.suite in _USES else ():
-            check_fits(config, model, tokens=0)
+            check_fits(config, meta_model(model, **config.sizes), pick_device(config.device), tokens=0)
 
 
 def _check_backend(config: Config) -> None:
@@ -93,7 +96,7 @@ def _check_backend(config: Config) -> None:
         raise UserError(f"suite={config.suite} chooses backends itself; leave model.backend={backend} out")
     for name, model in _models(config):
         try:
-            check_served(config, model, _USES[config.suite])
+            check_served(config, pick_device(config.device), model, _USES[config.suite])
         except UserError as error:
             more = ", or choose models by bench.cases" if config.suite in _WITH_CASES else ""
             raise UserError(f"{name}: {error}{more}") from error

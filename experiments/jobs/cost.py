@@ -10,11 +10,12 @@ from experiments.configuration.compose import label, short_labels, shorten_patte
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import FlopCount, count_flops
 from experiments.jobs import Job
+from experiments.parallel.group import pick_device
 from experiments.planning.plan import apply_match, check_served
 from zoo import cost
-from zoo.config import layout_name
+from zoo.config import architecture_of
 from zoo.errors import UserError
-from zoo.model import LanguageModel, letters_of, meta_model
+from zoo.model import LanguageModel, meta_model
 
 FOOTNOTE = (
     "A multiply-add is two FLOPs; dense attention counts all T×T scores; routing is taken as balanced.\n"
@@ -32,11 +33,10 @@ def run(config: Config) -> None:
     """Print the costs of the configured model; needs no data and no memory for weights."""
     config = _checked(config)
     model = meta_model(config.model, **config.sizes)
-    letters = letters_of(config.model)
-    layout = layout_name(letters)
-    print(f"model: {label(config, letters)}")
+    layers = model.architecture
+    print(f"model: {label(config, layers)}")
     print(
-        f"layers: {shorten_pattern(letters)}{f' (layout {layout})' if layout else ''}, "
+        f"layers: {shorten_pattern(layers.letters)}{f' (layout {layers.layout})' if layers.layout else ''}, "
         f"d_model {config.model.d_model}"
     )
     print(f"parameters: {cost.parameters(model)}")
@@ -64,10 +64,10 @@ def run(config: Config) -> None:
 
 def print_memory(config: Config) -> None:
     """Print the bytes that training needs on a device, part by part."""
-    from experiments.costs.device_memory import FOOTNOTE, device_memory  # its imports take a second
+    from experiments.costs.device_memory import FOOTNOTE, device_memory
 
     t, d = config.trainer, config.data
-    memory = device_memory(config)
+    memory = device_memory(config, pick_device(config.device))
     print(
         f"\nmemory of training on each of {t.devices * t.nodes} devices, {memory.strategy}, {memory.precision}:"
     )
@@ -111,7 +111,7 @@ def table_row(config: Config, notes: _Notes | None = None) -> list[str]:
         states.append(format_bytes(cost.state_bytes(model, length)))
     model = meta_model(config.model, **config.sizes)
     numbers = [f"{cost.parameters(model):,}", format_bytes(cost.stream_bytes(model))]
-    return [shorten_pattern(letters_of(config.model)), *numbers, *flops, *states]
+    return [shorten_pattern(model.letters), *numbers, *flops, *states]
 
 
 def at_length(config: Config, length: int) -> LanguageModel:
@@ -148,7 +148,7 @@ class _Notes:
 
 def _titles(configs: list[Config]) -> list[str]:
     """The models' presets or dominant mixers; where those are not all different, what tells them apart too."""
-    labels = short_labels([(config, letters_of(config.model)) for config in configs])
+    labels = short_labels([(config, architecture_of(config.model)) for config in configs])
     heads = [name.split()[0] for name in labels]
     return heads if len(set(heads)) == len(heads) else labels
 
@@ -172,7 +172,7 @@ def _checked(config: Config) -> Config:
     """The configuration with its widths matched. Raises UserError for lengths and choices that make no sense."""
     if not config.cost.lengths:
         raise UserError("cost.lengths is empty; give a sequence length, or leave it out")
-    check_served(config, here=False)
+    check_served(config, None)
     return apply_match(config)
 
 

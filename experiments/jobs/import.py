@@ -12,14 +12,15 @@ from omegaconf import OmegaConf
 
 import zoo
 from experiments.configuration.schema import Config
+from experiments.costs.model_costs import derive_costs
 from experiments.data.cache import content_hash
 from experiments.jobs import Job
 from experiments.planning.identity import IDENTITY_FORMAT, block_files
-from experiments.planning.plan import describe
 from experiments.runs import METRICS, MetricLog, RunFolder
 from experiments.system import paths
+from experiments.training.summary import describe
 from zoo.errors import UserError
-from zoo.model import letters_of
+from zoo.model import meta_model
 from zoo.pretrained import Published
 
 LONGEST = 2048
@@ -54,10 +55,9 @@ def run(config: Config) -> None:
         began = time.perf_counter()
         model = published.load(seq_len=length)
         config = _as_loaded(config, published, folder, length)
-        letters = letters_of(config.model)
         with folder.locked():
             folder.begin(
-                OmegaConf.to_yaml(OmegaConf.structured(config)), identity, block_files(config.model, letters)
+                OmegaConf.to_yaml(OmegaConf.structured(config)), identity, block_files(model.architecture)
             )
             MetricLog(folder.path / METRICS, []).cut(0)
             zoo.export(model, folder.path, tokenizer=tokenizer.to_json())
@@ -88,8 +88,9 @@ def _summary(
     seconds: float,
 ) -> dict[str, Any]:
     """The summary of a run that was trained elsewhere: nothing of its training is known but the weights."""
-    letters, resolved = letters_of(config.model), published.folder.resolve()
-    description = describe(config, letters, folder, published.vocab_size, torch.device("cpu"))
+    length, resolved = config.data.seq_len, published.folder.resolve()
+    model = meta_model(config.model, vocab_size=published.vocab_size, seq_len=length)
+    description = describe(config, model, derive_costs(model, length), folder, torch.device("cpu"))
     return {
         **description,
         "name": resolved.name,
@@ -102,7 +103,7 @@ def _summary(
             "test": "none",
             "tokenizer": tokenizer.name,
             "vocab_size": tokenizer.vocab_size,
-            "seq_len": config.data.seq_len,
+            "seq_len": length,
             "pack": config.data.pack,
             "fingerprint": digest[:32],
         },

@@ -86,8 +86,10 @@ def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
 
     Of the block itself nothing is asked here: what is wrong with it is for its contracts to say.
     """
+    from experiments.costs.device_memory import check_fits
     from experiments.jobs import compare
-    from experiments.planning.plan import check_fits
+    from experiments.parallel.group import pick_device
+    from zoo.model import meta_model
 
     if not configs[0].verdict.lengths:
         raise UserError("verdict.lengths is empty; give sequence lengths, or leave it out")
@@ -95,7 +97,7 @@ def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
         raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
     plain = next(iter(models.values()))
     for model in models.values() if configs[0].sweep.engine == "pool" else ():
-        check_fits(configs[0], model)
+        check_fits(configs[0], meta_model(model, **configs[0].sizes), pick_device(configs[0].device))
     compare.checked([dataclasses.replace(config, model=plain) for config in configs])
 
 

@@ -1,7 +1,7 @@
 """One run on several devices: torchrun starts a process for each device, each with a model.
 
-group.py       devices and processes: who is the main one, and what all agree on; `ddp`: all hold the whole model
-sharded.py     `fsdp`: every process holds a part of every parameter (FSDP2)
+group.py       devices and processes: who is the main one, and what all agree on
+strategies.py  `ddp`: every process holds the whole model; `fsdp`: a part of every parameter
 checkpoint.py  checkpoints of sharded runs, from which any number of processes can go on
 
 A step's micro-batches are those of one process, whatever the number of processes: of N processes the r-th takes

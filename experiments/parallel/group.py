@@ -121,26 +121,34 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def check_devices(device: str, devices: int) -> None:
-    """Raise UserError where PyTorch sees fewer GPUs here than processes that want one each."""
-    if pick_device(device).type == "cuda" and devices > torch.cuda.device_count():
+def check_devices(device: str, devices: int) -> torch.device:
+    """The device of a setting. Raises UserError where there are fewer GPUs here than processes that want one each."""
+    picked = pick_device(device)
+    if picked.type == "cuda" and devices > torch.cuda.device_count():
         raise UserError(
             f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
         )
+    return picked
 
 
-def check(config: Config) -> None:
+def check(config: Config) -> torch.device | None:
     """Refuse devices that are absent here, and processes among which steps or sequences cannot be shared.
 
-    Devices of other machines, where the sweep's engine trains its cells, are not looked at. Raises UserError.
+    Returns the device that trains here; None where the sweep's engine trains on other machines, whose devices are not
+    looked at. Raises UserError.
     """
     t = config.trainer
-    if config.sweep.engine == "pool":
-        check_devices(config.device, t.devices)
+    here = check_devices(config.device, t.devices) if config.sweep.engine == "pool" else None
     if t.context > 1:
         _check_context(config)
-    if t.processes == 1:
-        return
+    if t.processes > 1:
+        _check_shares(config)
+    return here
+
+
+def _check_shares(config: Config) -> None:
+    """Refuse micro-batches that processes cannot share, and what needs a whole model in each of them."""
+    t = config.trainer
     replicas, together = t.processes // t.context, "" if t.context == 1 else f" in groups of {t.context}"
     if t.accumulate % replicas:
         raise UserError(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import zoo.config
 from experiments import data
 from experiments.configuration.schema import Config, TrainerConfig
 from experiments.data.cache import content_hash
@@ -21,6 +20,7 @@ from experiments.runs import CONFIG, RunFolder, read_config
 from experiments.system.machine import one_line
 from experiments.system.paths import ROOT
 from zoo import registry
+from zoo.config import Architecture, from_dict, used
 from zoo.errors import UserError
 from zoo.model import meta_model
 from zoo.options import deciding
@@ -36,20 +36,22 @@ HUB_KEYS = ("dataset", "config", "split", "revision")
 START_KEYS = ("sha256", "indexer", "gates")
 
 
-def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
+def identify(config: Config, layers: Architecture, content: str) -> dict[str, Any]:
     """Everything that can change a run's weights and how it is scored; not which splits are: more can be scored later.
 
     No paths, devices, loggers, threads, recomputing, logging intervals.
 
-    letters: the mixers of all layers (`letters_of`); content: hash of the text as the model sees it
+    layers: those of its model (`architecture_of`); content: hash of the text as the model sees it
     (`data.fingerprint`). Options that were added later are left out where their values keep the behaviour from before
     (zoo.options).
     """
     unequal = _unequal_micro_batches(config)
+    of_hub = config.data.name == "hf" and config.data.revision is not None
     return {
         "format": IDENTITY_FORMAT,
-        "model": zoo.config.used(config.model, letters),
-        "data": {"content": content, **deciding(config.data, DATA_KEYS), **_published(config.data)},
+        "model": used(config.model, layers),
+        # What names a data set of the hub and its commit; the content of any text is there anyway.
+        "data": {"content": content, **deciding(config.data, DATA_KEYS + (HUB_KEYS if of_hub else ()))},
         "recipe": {
             **deciding(config.trainer, TRAINER_KEYS),
             # Where the rate comes from changes nothing.
@@ -61,11 +63,6 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         "seed": config.seed,
         **({} if config.start.weights is None else {"start": deciding(config.start, START_KEYS)}),
     }
-
-
-def _published(text: data.DataConfig) -> dict[str, Any]:
-    """What names a data set of the hub and its commit; the content of any text is in the identity anyway."""
-    return deciding(text, HUB_KEYS) if text.name == "hf" and text.revision is not None else {}
 
 
 def _unequal_micro_batches(config: Config) -> bool:
@@ -103,8 +100,8 @@ def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
 def recorded_config(values: dict[str, Any]) -> Config:
     """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
 
-    So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
-    run is older than some options. Raises UserError for an option that decided it and no longer exists.
+    So `identify(c, architecture_of(c.model), content)` for c = recorded_config(values) is the run's identity, also
+    where the run is older than some options. Raises UserError for an option that decided it and no longer exists.
     """
     parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": (*EVALUATE_KEYS, "splits")}
     kept = {
@@ -115,25 +112,18 @@ def recorded_config(values: dict[str, Any]) -> Config:
     if values["data"]["name"] == "hf":
         kept["data"] |= {key: values["data"][key] for key in ("name", *HUB_KEYS)}
     sections = {name: values[name] for name in ("model", "optim", "seed", "start") if name in values}
-    return zoo.config.from_dict(Config, {**sections, **kept}, "config", recorded=True)
+    return from_dict(Config, {**sections, **kept}, "config", recorded=True)
 
 
 # Files of blocks: a run records their hashes when it begins. They are no part of its identity.
 
 
-def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
+def block_files(layers: Architecture) -> dict[str, str]:
     """Hash by path of the files that define the mixers, the residual scheme and the channel mixer of a model.
 
     Of kernels and other modules nothing: a summary's `commit` tells them, where nothing was uncommitted.
     """
-    words, mixers = zoo.config.split(letters), zoo.config.mixers_of(model)
-    channels = zoo.config.read_channels(model.channel.name, len(words))
-    blocks = [
-        *(mixers[word].block for word in sorted(set(words))),
-        registry.get("residual", model.residual.name),
-        *(registry.get("channel", name) for name in sorted(set(channels))),
-    ]
-    hashes = ((registry.source_file(block.cls), file_hash(block)) for block in blocks)
+    hashes = ((registry.source_file(block.cls), file_hash(block)) for block in layers.blocks)
     return {
         str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file): digest
         for file, digest in hashes
@@ -159,7 +149,7 @@ def _tell_changed(plans: Iterable[Plan]) -> None:
         if not (planned.folder.complete or planned.folder.resumable):
             continue
         before = planned.folder.block_files()
-        for file, now in block_files(planned.config.model, planned.letters).items():
+        for file, now in block_files(planned.layers).items():
             if before.get(file, now) != now:
                 runs.setdefault((file, planned.folder.complete), []).append(planned.folder.path)
     for (file, complete), folders in runs.items():

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib.util
 import operator
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,22 @@ import torch
 from omegaconf import OmegaConf
 
 from experiments import data, runs
-from experiments.configuration.compose import label, model_color
+from experiments.configuration.compose import label
 from experiments.configuration.schema import HELD_OUT, Config, OptimConfig, ProbeConfig, TrainerConfig
-from experiments.costs.model_costs import derive_costs
+from experiments.costs.device_memory import check_fits
 from experiments.data import TASKS
 from experiments.parallel import group
 from experiments.planning.identity import folder_of, identify
 from experiments.runs import SUMMARY, RunFolder
-from experiments.system import machine, paths
+from experiments.system import paths
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo import cost, registry
 from zoo.backends import TRAINING, check_backend
-from zoo.config import ModelConfig, dominant_mixer, from_dict, layout_name, mixers_of, split
+from zoo.config import Architecture, ModelConfig, architecture_of, from_dict
 from zoo.errors import UserError, unknown
 from zoo.interfaces import grouped_parameters
 from zoo.matching import match, plain_transformer
-from zoo.model import letters_of, meta_model
+from zoo.model import LanguageModel, meta_model
 from zoo.options import check_limits, remembered
 from zoo.pretrained import converted
 
@@ -48,7 +47,7 @@ class Plan:
     """A run that has been checked: its configuration, its layers, its identity and its folder."""
 
     config: Config
-    letters: str
+    layers: Architecture
     identity: dict[str, Any]
     folder: RunFolder
 
@@ -74,7 +73,7 @@ class Plan:
     @property
     def title(self) -> str:
         """The name of the run in messages: its model's label and its seed."""
-        return f"{label(self.config, self.letters)} seed {self.config.seed}"
+        return f"{label(self.config, self.layers)} seed {self.config.seed}"
 
     def yaml(self) -> str:
         """The whole resolved configuration."""
@@ -85,10 +84,9 @@ def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
     check_limits(config)
     config = resolve(config)
-    check_config(config)
-    letters = letters_of(config.model)
-    identity = identify(config, letters, fingerprint(config.data))
-    return Plan(config, letters, *folder_of(config, identity))
+    layers = check_config(config).architecture
+    identity = identify(config, layers, fingerprint(config.data))
+    return Plan(config, layers, *folder_of(config, identity))
 
 
 # Keys that set other keys: match, trainer.tokens_per_parameter, optim.lr_min_ratio and optim.lr_study.
@@ -216,7 +214,7 @@ def at_studied_rate(config: Config) -> Config:
     optim, study = config.optim, config.optim.lr_study
     if study is None:
         return config
-    rate = studied_rate(study, label(config, letters_of(config.model)))
+    rate = studied_rate(study, label(config, architecture_of(config.model)))
     if optim.lr not in (OptimConfig.lr, rate):
         raise UserError(
             f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
@@ -255,8 +253,11 @@ _LOGGERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",),
 """Packages of a logger, of which one is needed."""
 
 
-def check_config(config: Config) -> None:
-    """Refuse what cannot work: sizes that do not fit, data and devices that are not there. Raises UserError."""
+def check_config(config: Config) -> LanguageModel:
+    """Refuse what cannot work: sizes that do not fit, data and devices that are not there; returns the model on meta.
+
+    Raises UserError.
+    """
     check_writable(config.results, "results")
     _check_schedule(config)
     _check_scores(config)
@@ -265,105 +266,37 @@ def check_config(config: Config) -> None:
     check_probe(config.probe)
     if config.trainer.probe_every is not None:
         check_measures()
-    here = config.sweep.engine == "pool"
-    group.check(config)
-    check_served(config, here=here)
-    model = meta_model(
-        config.model, **config.sizes
-    )  # every module's own checks, such as heads that divide the width
+    device = group.check(config)
+    check_served(config, device)
+    # Every module's own checks, such as heads that divide the width.
+    model = meta_model(config.model, **config.sizes)
     if config.start.indexer and not any(of.clip == "indexer" for _, of, _ in grouped_parameters(model)):
         raise UserError(
             f"start.indexer={config.start.indexer}: no block of this model has an indexer; leave it out"
         )
-    if here:
-        check_fits(config)
+    if device is not None:
+        check_fits(config, model, device)
     check_data(config.data)
+    return model
 
 
 def check_served(
-    config: Config, model: ModelConfig | None = None, uses: tuple[str, ...] = TRAINING, *, here: bool = True
+    config: Config,
+    device: torch.device | None,
+    model: ModelConfig | None = None,
+    uses: tuple[str, ...] = TRAINING,
 ) -> None:
     """Refuse a backend that does not serve a model (None: the configuration's) in these uses.
 
-    here: on this machine; else a form of each operation by that name will do. Raises UserError.
+    device: where it computes; None: on another machine, so that a form of each operation by that name will do.
+    Raises UserError.
     """
     model = model or config.model
     if model.backend == "auto":
         return
-    device = group.pick_device(config.device) if here else None
     half = device is not None and group.pick_precision(config.trainer.precision, device) == "bf16"
     packed = config.data.name not in TASKS and config.data.pack == "document"
     _check_backend(model, uses, seq_len=config.data.seq_len, device=device, half=half, packed=packed)
-
-
-PATIENCE = 1e14
-"""FLOPs of a micro-batch for each thread of a CPU, about half an hour of it: without a GPU more are refused."""
-
-
-NEAR = 30
-"""How many times the bytes that layers read a micro-batch may need: then they are counted, which takes a second."""
-
-
-@remembered
-def _activations(config: Config) -> int:
-    from experiments.costs.device_memory import device_memory
-
-    return device_memory(config).activations
-
-
-def _memory_of(config: Config, model: ModelConfig) -> Config:
-    """What decides the memory of a micro-batch, so that cells that differ in other keys are counted once."""
-    keys = ("precision", "recompute", "recompute_block", "context", "strategy", "devices")
-    trainer = TrainerConfig(**{key: getattr(config.trainer, key) for key in keys})
-    return Config(model=model, data=config.data, start=config.start, device=config.device, trainer=trainer)
-
-
-def check_fits(config: Config, model: ModelConfig | None = None, tokens: int | None = None) -> None:
-    """Refuse a model that this machine cannot hold in training, or a CPU not get through.
-
-    model, tokens: the model, and the tokens of a micro-batch (None: the configuration's).
-    Counted are the least bytes: of weights, gradients and AdamW's moments in fp32, and of what every layer reads for
-    its backward pass; on a CPU, where these come near to its memory, half of what PyTorch's own operators keep, for
-    fused ones need less. Raises UserError.
-    """
-    t, length, whole = config.trainer, config.data.seq_len, tokens is None
-    built = meta_model(model or config.model, **config.sizes)
-    device, fsdp = group.pick_device(config.device), t.strategy == "fsdp"
-    gpu, tokens = (
-        device.type == "cuda",
-        config.data.batch_size * length // t.context if tokens is None else tokens,
-    )
-    layers = len(built.layers) if t.recompute == "none" else 1
-    width = cost.stream_bytes(built) // (2 if group.pick_precision(t.precision, device) == "bf16" else 1)
-    weights = 16 * cost.parameters(built) // (t.processes if fsdp else 1)
-    kept, there = tokens * width * layers, machine.memory_bytes(device)
-
-    def refuse_more(kept: int) -> None:
-        needed = (weights + kept) * (1 if gpu else t.devices)
-        if needed > there:
-            raise UserError(
-                f"a model of {cost.parameters(built):,} parameters"
-                f"{f' and micro-batches of {tokens:,} tokens' * (tokens > 0)} need at least {needed:,} bytes in "
-                f"training, and {'the GPU' if gpu else 'this machine'} has {there:,}; lower "
-                "model.d_model, model.depth, data.batch_size or data.seq_len"
-            )
-
-    refuse_more(kept)
-    if gpu:
-        return
-    about = tokens * (6 * cost.parameters(built) + 12 * len(built.layers) * length * built.config.d_model)
-    if about >= PATIENCE * t.threads:
-        from experiments.costs.model_costs import count_flops
-
-        flops = tokens * count_flops(built, length, backward=True).per_token
-        if flops > PATIENCE * t.threads:
-            raise UserError(
-                f"a micro-batch of {tokens:,} tokens takes {flops:.1e} FLOPs, more than a CPU does in half an hour "
-                f"({PATIENCE:.0e} with each of trainer.threads={t.threads}); lower data.seq_len or data.batch_size, or "
-                "use a GPU"
-            )
-    if whole and NEAR * kept > there:
-        refuse_more(_activations(_memory_of(config, built.config)) // 2)
 
 
 def _check_schedule(config: Config) -> None:
@@ -447,68 +380,18 @@ def check_probe(probe: ProbeConfig) -> None:
         raise UserError("probe.sentence is empty; give a text, or leave it out for a held-out one")
 
 
-# What a summary says of a run, whether it was trained here or imported.
-
-
-def describe(
-    config: Config, letters: str, folder: RunFolder, vocab_size: int, device: torch.device
-) -> dict[str, Any]:
-    """The items of summary.json that follow from a resolved configuration, and provenance: this code, this machine."""
-    costs, mixers, words = derive_costs(config, vocab_size), mixers_of(config.model), split(letters)
-    named_after = dominant_mixer(config.model, letters)
-    model = meta_model(config.model, vocab_size=vocab_size, seq_len=config.data.seq_len)
-    commit, dirty = machine.commit()
-    return {
-        "schema": 1,
-        "experiment": config.name,
-        "run": folder.path.name,
-        "model": {
-            "preset": config.model.preset or named_after.name,
-            "pattern": letters,
-            "layout": layout_name(letters),
-            "depth": len(words),
-            "d_model": config.model.d_model,
-            "residual": config.model.residual.name,
-            "channel": config.model.channel.name,
-            "color": model_color(config.model, letters),
-            "family": named_after.block.family,
-            "match": config.match,
-            "match_length": _match_length(config),
-        },
-        "blocks": [mixers[word].describe() for word in sorted(set(words))],
-        "block_files": folder.block_files(),
-        "seed": config.seed,
-        "parameters": cost.parameters(model),
-        "parameters_non_embedding": cost.parameters_non_embedding(model),
-        "flops_per_token": {"forward": costs.forward_flops, "training": costs.training_flops},
-        "state_bytes": {str(tokens): size for tokens, size in costs.state_bytes.items()},
-        "commit": commit,
-        "dirty": dirty,
-        "versions": machine.versions(),
-        "machine": machine.describe(device),
-        "command": machine.command(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def _match_length(config: Config) -> int | None:
-    """The length at which FLOPs or decode state were matched; None where neither was."""
-    return None if config.match in (None, "params") else config.match_length or config.data.seq_len
-
-
 # A plan as plain values, from which another process trains the run.
 
 
 def to_record(planned: Plan) -> dict[str, Any]:
     """The plan as values that JSON holds, without its folder."""
     return {
-        "letters": planned.letters,
         "identity": planned.identity,
         "config": dataclasses.asdict(planned.config),
     }
 
 
-RECORD = {"letters": str, "identity": {str: object}, "config": {str: object}}
+RECORD = {"identity": {str: object}, "config": {str: object}}
 """The schema of a record (`zoo.files.fit`)."""
 
 
@@ -518,4 +401,4 @@ def from_record(record: dict[str, Any], folder: Path) -> Plan:
     Raises UserError where the configuration is none of this version.
     """
     config = from_dict(Config, record["config"], "config")
-    return Plan(config, record["letters"], record["identity"], RunFolder(folder))
+    return Plan(config, architecture_of(config.model), record["identity"], RunFolder(folder))

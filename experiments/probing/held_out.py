@@ -17,6 +17,7 @@ from experiments.configuration.schema import ProbeConfig
 from experiments.data import Corpus, Split, TaskSet
 from experiments.runs import LoadedRun
 from experiments.scoring.text import token_losses
+from zoo.config import Architecture
 from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.probes import Row, all_measures, correct_averages, evaluation_mode, probe_model
@@ -184,13 +185,14 @@ NOTICED, WINDOWS = "validation", 4
 
 
 def notices_of_trained(
-    run: Path, mixers: set[str], corpus: Corpus | TaskSet, device: torch.device
+    run: Path, layers: Architecture, corpus: Corpus | TaskSet, device: torch.device
 ) -> list[str]:
-    """Sentences about a run's best weights on a few held-out sequences; `mixers`: names of those in the model.
+    """Sentences about a run's best weights on a few held-out sequences; `layers`: those of its model.
 
     A model none of whose mixers a measure warns of is not run.
     """
-    watching = {name: cls for name, cls in all_measures().items() if cls.warns_of in mixers}
+    names = {mixer.block.name for mixer in layers.kinds}
+    watching = {name: cls for name, cls in all_measures().items() if cls.warns_of in names}
     if not watching:
         return []
     model = zoo.load(run, device)

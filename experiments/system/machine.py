@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from experiments.system.paths import BUILT, IN_WHEEL, ROOT
@@ -130,27 +131,12 @@ def describe(device: torch.device) -> dict[str, Any]:
     return {
         "host_cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "memory_bytes": _physical_memory(),
+        "memory_bytes": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "capability": capability(),
         "platform": platform.platform(),
     }
-
-
-def memory_bytes(device: torch.device) -> int:
-    """The memory of a GPU, or of this machine, of which a container may have a part."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    try:
-        granted = int(Path("/sys/fs/cgroup/memory.max").read_text())  # "max": no limit
-    except (OSError, ValueError):
-        return _physical_memory()
-    return min(granted, _physical_memory())
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def capability() -> str:

@@ -29,7 +29,7 @@ from experiments.costs.model_costs import Utilisation
 from experiments.data import Split, TaskSet, eval_windows
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
-from experiments.parallel.sharded import export
+from experiments.parallel.strategies import export
 from experiments.runs import MetricLog, read_metrics
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import score_windows

@@ -22,7 +22,7 @@ from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
 from experiments.parallel import group
-from experiments.parallel.group import check_devices, pick_device
+from experiments.parallel.group import check_devices
 from experiments.planning.identity import block_files
 from experiments.planning.plan import Plan, from_record, to_record
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
@@ -49,9 +49,9 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
     """
     config, folder = planned.config, planned.folder
-    check_devices(config.device, config.trainer.devices)
+    device = check_devices(config.device, config.trainer.devices)
     meeting = _meeting(config, planned.run)
-    prepare(config)
+    prepare(config, device)
     for place in (folder.path, folder.path / LOG):
         refuse_link(place)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -74,13 +74,13 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     _conclude(planned, outcome, status)
 
 
-def prepare(config: Config, *, trains: bool = True) -> None:
+def prepare(config: Config, device: torch.device | None) -> None:
     """Make what processes share, so that they do not wait for each other: the data, and the peak that MFU refers to.
 
-    The peak of a CPU is measured, while nothing else computes. trains: whether they train on this machine.
+    The peak of a CPU is measured, while nothing else computes. device: which they train on; None: of another machine.
     """
     data.prepare(config.data, config.trainer.progress)
-    if trains and (device := pick_device(config.device)).type == "cpu":
+    if device is not None and device.type == "cpu":
         torch.set_num_threads(config.trainer.threads)
         peak_flops.peak(device, cache_root(config.data))
 
@@ -275,7 +275,7 @@ def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
             folder.finish(score_more(planned, sink))
         return
     if group.is_main():
-        folder.begin(planned.yaml(), planned.identity, block_files(planned.config.model, planned.letters))
+        folder.begin(planned.yaml(), planned.identity, block_files(planned.layers))
     summary = train(planned, sink, workers)
     if group.is_main():
         folder.finish(summary)

@@ -20,8 +20,7 @@ from experiments.data.tasks_base import IGNORE
 from experiments.optimisation import lr_factor, make_optimizer
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
-from experiments.parallel.replicated import sums_gradients
-from experiments.parallel.sharded import clip, sum_whole_gradients, whole
+from experiments.parallel.strategies import clip, sum_whole_gradients, sums_gradients, whole
 from experiments.scoring.tasks import accuracies
 from experiments.training import pl
 from zoo.context import Context

@@ -1,4 +1,4 @@
-"""Training one planned run: the trainer, an attempt and its parts, the score of its best weights, its summary."""
+"""Training one planned run: the trainer, an attempt and its parts, the score of its best weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import nn
 
 import zoo
 from experiments import data
-from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.costs.model_costs import Costs, Utilisation, derive_costs
@@ -24,99 +23,19 @@ from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_set import TaskBatches
 from experiments.parallel import group
-from experiments.parallel.replicated import replicate
-from experiments.parallel.sharded import shard
+from experiments.parallel.strategies import replicate, shard
 from experiments.planning.identity import leaves
-from experiments.planning.plan import Plan, describe
-from experiments.runs import METRICS, MetricLog, find_weights, read_metrics, step_of
+from experiments.planning.plan import Plan
+from experiments.runs import METRICS, MetricLog, find_weights, step_of
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.processes import Sink, discard
 from experiments.training import callbacks, pl
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
-from zoo.config import mixers_of, split
+from experiments.training.summary import figures, summarise
 from zoo.errors import UserError
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, meta_model
 from zoo.recompute import Recompute
-
-# The summary: configuration, costs, scores and provenance.
-
-
-def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The summary of a trained run, as summary.json holds it.
-
-    metrics: split -> metrics of the best weights; seconds: of training and scoring together, in this attempt.
-    """
-    planned, config = attempt.planned, attempt.planned.config
-    rate = _median_rate(attempt.log)
-    reached = rate * attempt.costs.training_flops
-    peak = peak_flops.peak(attempt.device, cache_root(config.data), above=reached / group.size())
-    start = {key: getattr(config.start, key) for key in ("weights", "into", "sha256", "indexer", "gates")}
-    return {
-        **describe(config, planned.letters, planned.folder, attempt.model.vocab_size, attempt.device),
-        "name": label(config, planned.letters),
-        "data": _data_summary(attempt),
-        "recipe": _recipe(config, attempt.precision),
-        **({} if config.start.weights is None else {"start": start}),
-        "metrics": metrics,
-        "best_step": attempt.validation.best_step,
-        "steps": attempt.steps,
-        "stopped": "early" if attempt.validation.out_of_patience else "finished",
-        "tokens": attempt.steps * config.tokens_per_step,
-        "seconds": round(attempt.metrics.seconds, 3),
-        "seconds_with_evaluation": round(seconds, 3),
-        "tokens_per_second": rate,
-        "mfu": peak_flops.utilisation(reached, group.size() * peak.flops),
-        "mfu_peak_flops": peak.flops,
-        "mfu_peak_source": peak.source,
-        "peak_memory_bytes": machine.peak_memory(attempt.device),
-        "recompute": config.trainer.recompute,
-        "processes": group.size(),
-        "strategy": _strategy(config),
-    }
-
-
-def _strategy(config: Config) -> str | None:
-    """Return the strategy of several processes that trained the run, ddp or fsdp; None of one."""
-    if group.size() == 1:
-        return None
-    return "fsdp" if config.trainer.strategy == "fsdp" else "ddp"
-
-
-def _data_summary(attempt: Attempt) -> dict[str, Any]:
-    """Describe the run's data; of a task also what a memory of as many training sequences gets right."""
-    description, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
-    if not isinstance(corpus, TaskSet):
-        return description
-    a_step = config.data.batch_size * config.trainer.accumulate
-    return {**description, "memorised": corpus.memorised(attempt.steps * a_step)}
-
-
-def _recipe(config: Config, precision: str) -> dict[str, Any]:
-    o, t = config.optim, config.trainer
-    return {
-        "steps": t.max_steps,
-        "batch_size": config.data.batch_size,
-        "accumulate": t.accumulate,
-        "tokens_per_step": config.tokens_per_step,
-        "precision": precision,
-        "optimizer": o.name,
-        "schedule": o.schedule,
-        "lr": o.lr,
-        "lr_min": o.lr_min,
-        "lr_study": o.lr_study,
-        "warmup_steps": o.warmup_steps,
-        "weight_decay": o.weight_decay,
-        "clip": o.clip,
-    }
-
-
-def _median_rate(log: MetricLog) -> float:
-    """The median of the logged tokens a second; 0 where no row has them."""
-    rows = [row for row in read_metrics(log.path) if row["split"] == "train" and row["tokens_per_second"]]
-    rates = sorted(float(row["tokens_per_second"]) for row in rows)
-    return rates[len(rates) // 2] if rates else 0.0
-
 
 # Read when Lightning forks; tokenising is done by then.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -231,17 +150,6 @@ def configured(planned: Plan) -> dict[str, Any]:
     return dict(leaves({"name": planned.config.name, "text": planned.config.data.name, **planned.identity}))
 
 
-def figures(summary: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a summary as loggers have them: summary/parameters, summary/test/loss, ..."""
-    settings = ("schema", "seed", "model", "recipe", "start", "machine", "data")
-    numbers = leaves({key: value for key, value in summary.items() if key not in settings})
-    return {
-        f"summary/{key.removeprefix('metrics.').replace('.', '/')}": float(value)
-        for key, value in numbers
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
 def silence_lightning() -> None:
     """Switch off Lightning's tips and PyTorch's scheduler warning, which would interrupt our progress bar."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -282,7 +190,12 @@ class Attempt:
     @functools.cached_property
     def costs(self) -> Costs:
         """FLOPs and decode state of the run's model, counted when a row or the summary asks for them."""
-        return derive_costs(self.planned.config, self.model.vocab_size)
+        return derive_costs(self.on_meta, self.model.seq_len)
+
+    @property
+    def on_meta(self) -> LanguageModel:
+        """The run's model without storage."""
+        return meta_model(self.model.config, vocab_size=self.model.vocab_size, seq_len=self.model.seq_len)
 
     def _peak(self) -> float:
         """The peak of the run's devices together; measured, if it has to be, between two steps."""
@@ -369,18 +282,11 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     summary = {**summarise(attempt, metrics, seconds), "workers": workers, "load": load}
     attempt.tell_loggers(summary)
     if group.sequence() is None:  # one device holds a whole sequence
-        _notify(planned, corpus, device)
+        from experiments.probing.held_out import notices_of_trained
+
+        for line in notices_of_trained(planned.folder.path, planned.layers, corpus, device):
+            print(f"notice: {planned.title}: {line}", file=sys.stderr, flush=True)
     return summary
-
-
-def _notify(planned: Plan, corpus: Corpus | TaskSet, device: torch.device) -> None:
-    """Print what measures say is wrong with the numbers of a run's best weights, on the standard error."""
-    from experiments.probing.held_out import notices_of_trained
-
-    known = mixers_of(planned.config.model)
-    mixers = {known[word].block.name for word in split(planned.letters)}
-    for line in notices_of_trained(planned.folder.path, mixers, corpus, device):
-        print(f"notice: {planned.title}: {line}", file=sys.stderr, flush=True)
 
 
 def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:

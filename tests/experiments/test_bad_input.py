@@ -95,7 +95,7 @@ def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
 @pytest.mark.parametrize("dry", ["false", "true"])
 def test_a_micro_batch_that_does_not_fit_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch, dry: str):
     """What layers read is 16 GB, what they keep seven times that."""
-    monkeypatch.setattr("experiments.planning.plan.machine.memory_bytes", lambda device: 2**35)
+    monkeypatch.setattr("experiments.costs.device_memory.memory_bytes", lambda device: 2**35)
     outcome = lab.here("data.batch_size=1000000", f"dry={dry}")
     assert_refused(lab, outcome, "micro-batches of 32,000,000 tokens need at least 57,")
 

@@ -11,6 +11,8 @@ from support.program import Lab
 
 MOST = 51
 """Layers of Kimi Linear, their operations, a text, checks and the trainer's parts; with a text that is read anew."""
+MODELS = {"LanguageModel.__init__": 2, "meta_model": 1, "architecture_of": 3, "pick_device": 2}
+"""Calls at most: a model without storage and the one that trains read their layers, and the label its preset's."""
 
 
 @pytest.mark.slow
@@ -23,4 +25,6 @@ def test_a_plain_run_opens_few_files(lab: Lab):
     found = json.loads(out.read_text())
     assert {"experiments/training/lightning_modules.py", "zoo/mixers/kda.py"} <= set(found)
     named = "\n".join(f"{file}: {', '.join(names)}" for file, names in found.items())
+    calls = {name: count for names in found.values() for name, count in names.items() if name in MODELS}
+    assert all(1 <= calls[name] <= most for name, most in MODELS.items()), calls
     assert len(found) <= MOST, f"{len(found)} files; does a plain run need all of these?\n{named}"

@@ -11,6 +11,7 @@ from typing import Any
 from experiments.configuration.schema import Config, EvaluateConfig, OptimConfig, TrainerConfig
 from experiments.planning.identity import identify
 from zoo import ModelConfig, registry
+from zoo.config import architecture_of
 from zoo.options import before_they_existed
 
 FROZEN = Path(__file__).with_suffix(".json")
@@ -19,7 +20,7 @@ Keys = dict[str, dict[str, Any]]  # node -> {"always": [option, ...], "added": {
 
 def keys() -> Keys:
     """The keys that identities have now: `always`, and those added later with the value at which they are left out."""
-    identity = identify(Config(), "F", "")
+    identity = _identity(Config())
     found = {"run": _node(identity), "data": _node(identity["data"])}
     found["evaluate"] = _node(identity["evaluate"], EvaluateConfig)
     found["recipe"] = _node(identity["recipe"], OptimConfig, TrainerConfig)
@@ -30,17 +31,22 @@ def keys() -> Keys:
     return found
 
 
+def _identity(config: Config) -> dict[str, Any]:
+    return identify(config, architecture_of(config.model), "")
+
+
 def _options(block: registry.Block) -> dict[str, Any]:
     """A block's options in the identity of a run that has the block, where what was added later does as before."""
     options = block.config(**before_they_existed(block.config))
     config = Config()
     if block.kind == "mixer":
         setattr(config.model.mixers, block.name, options)
-        return identify(config, block.word, "")["model"]["mixers"][block.name]
+        config.model.pattern = block.word
+        return _identity(config)["model"]["mixers"][block.name]
     choice = getattr(config.model, block.kind)
     choice.name = block.name
     setattr(choice, block.name, options)
-    return identify(config, "F", "")["model"][block.kind][block.name]
+    return _identity(config)["model"][block.kind][block.name]
 
 
 def _node(options: dict[str, Any], *classes: type) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The files in which a function is called from `python run.py WORDS` to the first training loss, and these functions.
 
-    python tests/support/opened_files.py OUT WORDS...        OUT: JSON, file -> names of functions
+    python tests/support/opened_files.py OUT WORDS...        OUT: JSON, file -> name of a function -> its calls
 
 Files of kernels, zoo and experiments; what only runs while a module is imported does not count.
 """
@@ -24,7 +24,7 @@ def trace(out: Path, words: list[str]) -> None:
     import experiments.cli  # what these take to import need not be watched
     import experiments.training.train  # noqa: F401
 
-    found: dict[str, set[str]] = {}
+    found: dict[str, dict[str, int]] = {}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -33,13 +33,14 @@ def trace(out: Path, words: list[str]) -> None:
         if event == "return":
             if code.co_name == "training_step":
                 sys.setprofile(None)
-                out.write_text(json.dumps({file: sorted(names) for file, names in sorted(found.items())}))
+                out.write_text(json.dumps(found, sort_keys=True))
                 os._exit(0)
             return
-        names = found.get(code.co_filename[len(str(ROOT)) + 1 :], ())
-        if code.co_name.startswith("<") or code.co_qualname in names or _importing(frame):
-            return
-        found.setdefault(code.co_filename[len(str(ROOT)) + 1 :], set()).add(code.co_qualname)
+        names = found.get(code.co_filename[len(str(ROOT)) + 1 :], {})
+        if code.co_qualname in names:
+            names[code.co_qualname] += 1
+        elif not code.co_name.startswith("<") and not _importing(frame):
+            found.setdefault(code.co_filename[len(str(ROOT)) + 1 :], {})[code.co_qualname] = 1
 
     sys.argv = ["run.py", *words]
     threading.setprofile(profile)

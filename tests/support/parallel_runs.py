@@ -14,7 +14,7 @@ from experiments.configuration.compose import architectures, presets_to_compare
 from experiments.configuration.schema import Config
 from experiments.data.tasks_base import IGNORE
 from experiments.parallel import group
-from experiments.parallel.sharded import whole_state
+from experiments.parallel.strategies import whole_state
 from experiments.system.signals import Paused
 from experiments.system.torchrun import leave
 from experiments.training.callbacks import Pause, save_checkpoint

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.autograd import FORMULAS, flop_counter
 from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
-from zoo.config import from_dict, mixers_of
+from zoo.config import architecture_of, from_dict
 from zoo.model import Layer, on_meta
 
 D, LAYERS, VOCAB = 64, 4, 512
@@ -116,7 +116,7 @@ def test_any_kind_of_state_is_counted():
         none: object = None
 
     mixer = Layer(
-        config("F"), mixers_of(config("F"))["F"], Dims(D, 4, seq_len=32, layer=0, depth=LAYERS)
+        config("F"), architecture_of(config("F")), Dims(D, 4, seq_len=32, layer=0, depth=LAYERS)
     ).mixer
     tensor = torch.zeros(3, 5)
     assert mixer.state_bytes(State(tensor, {"a": [tensor, (tensor,)]})) == 3 * 60

@@ -8,9 +8,9 @@ import yaml
 from support.contract_cases import boundaries
 
 from zoo import Context, Dims, ModelConfig, cost
-from zoo.config import from_dict
+from zoo.config import architecture_of, from_dict
 from zoo.mixers.gated_conv import GatedConv, GatedConvConfig
-from zoo.model import letters_of, on_meta
+from zoo.model import on_meta
 from zoo.modules.layers import ShortConvolution
 
 D, T = 8, 10
@@ -52,7 +52,7 @@ def test_forward_is_the_definition(kernel_size):
 
 
 def test_lfm2_has_attention_where_it_should():
-    letters = letters_of(lfm2(depth=16))
+    letters = architecture_of(lfm2(depth=16)).letters
     assert [i for i, letter in enumerate(letters) if letter == "F"] == [2, 5, 8, 10, 12, 14]
     assert set(letters) == {"C", "F"}
     attention = lfm2().mixers.attention
@@ -62,8 +62,8 @@ def test_lfm2_has_attention_where_it_should():
 
 @pytest.mark.parametrize("depth", [1, 4, 14, 20, 32])
 def test_lfm2_at_other_depths_repeats_its_pattern(depth):
-    sixteen = letters_of(lfm2(depth=16))
-    assert letters_of(lfm2(depth=depth)) == (sixteen * 2)[:depth]
+    sixteen = architecture_of(lfm2(depth=16)).letters
+    assert architecture_of(lfm2(depth=depth)).letters == (sixteen * 2)[:depth]
 
 
 def test_lfm2_at_full_size_is_the_published_model():

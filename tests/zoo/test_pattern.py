@@ -9,6 +9,7 @@ from zoo.channels.swiglu import SwiGLU
 from zoo.config import (
     LAYOUTS,
     MAX_LAYERS,
+    architecture_of,
     check_names,
     from_dict,
     layout_name,
@@ -20,7 +21,7 @@ from zoo.config import (
 )
 from zoo.io import export, load
 from zoo.matching import match
-from zoo.model import letters_of, on_meta
+from zoo.model import on_meta
 
 KNOWN = "CFKLS"
 
@@ -171,7 +172,7 @@ def model_of(config: ModelConfig, seq_len: int = 16) -> LanguageModel:
 )
 def test_a_pattern_names_variants_and_mixers(pattern, depth, text):
     config = with_variants(pattern, {"W": WINDOW, "near": {"mixer": "attention", "window": 2}}, depth)
-    assert letters_of(config) == text
+    assert architecture_of(config).letters == text
     names = {"W": "W", "{near}": "near", "F": "attention", "K": "kda"}
     assert [layer.mixer_name for layer in on_meta(config, vocab_size=11, seq_len=8).layers] == [
         names[word] for word in split(text)
@@ -194,7 +195,8 @@ def test_a_variant_has_its_mixers_options_and_its_own(tmp_path):
 
 def test_identity_holds_the_variants_in_use_with_all_their_options():
     def options(pattern: str, variants: dict, **mixers: dict) -> dict:
-        return used(with_variants(pattern, variants, **mixers), pattern)
+        config = with_variants(pattern, variants, **mixers)
+        return used(config, architecture_of(config))
 
     assert options("FF", {"W": WINDOW}) == options("FF", {})
     assert "attention" not in options("WW", {"W": WINDOW})["mixers"]
@@ -256,7 +258,7 @@ def test_a_variant_that_is_none_is_refused(variants, said):
 )
 def test_a_name_that_is_none_is_explained(pattern, said):
     with pytest.raises(UserError) as caught:
-        letters_of(with_variants(pattern, {"W": WINDOW, "near": WINDOW}))
+        architecture_of(with_variants(pattern, {"W": WINDOW, "near": WINDOW}))
     assert said in str(caught.value)
 
 
@@ -303,10 +305,10 @@ def test_channel_mixers_that_cannot_be_read_are_explained(name, said):
 
 
 def test_equal_models_have_one_identity_however_their_channel_mixers_are_written():
-    def options(name: str, letters: str = "FFFF") -> dict:
-        config = ModelConfig()
+    def options(name: str, depth: int = 4) -> dict:
+        config = ModelConfig(depth=depth)
         config.channel.name = name
-        return used(config, letters)["channel"]
+        return used(config, architecture_of(config))["channel"]
 
     assert options("swiglu+moe") == options("swiglu*1+moe*3") == options("swiglu+(moe+moe)")
     assert options("moe*9") == options("moe")

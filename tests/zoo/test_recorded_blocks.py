@@ -28,10 +28,10 @@ from torch.overrides import TorchFunctionMode
 
 from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig, cost, registry
-from zoo.config import mixers_of, split
+from zoo.config import architecture_of
 from zoo.context import Context
 from zoo.interfaces import grouped_parameters, set_step
-from zoo.model import letters_of, on_meta
+from zoo.model import on_meta
 
 FOLDER = Path(__file__).parent / "recorded" / "blocks"
 CUTS = torch.tensor([0, 5, 6, 32], dtype=torch.int32)
@@ -173,9 +173,7 @@ def test_every_option_of_a_block_does_and_costs_what_it_did(kind, name):
 def test_every_block_of_the_architectures_is_recorded():
     """A stranger's block has no recording until it is written; ours may not lose theirs."""
     made = architectures(dataclasses.replace(ModelConfig(), depth=16)).values()
-    used = {
-        ("mixer", mixers_of(model)[word].block.name) for model in made for word in split(letters_of(model))
-    }
+    used = {("mixer", mixer.block.name) for model in made for mixer in architecture_of(model).kinds}
     used |= {(kind, getattr(model, kind).name) for model in made for kind in ("residual", "channel")}
     assert used <= set(recorded_blocks(FOLDER))
 

@@ -8,6 +8,7 @@ import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ import zoo.config
 import zoo.probes.measure
 from analysis.plotting.sketches import PATTERNS
 from zoo import ModelConfig, UserError, config, register_channel, register_mixer, register_residual, registry
-from zoo.config import from_dict
+from zoo.config import architecture_of, from_dict
 from zoo.interfaces import Mixer
-from zoo.model import LanguageModel, letters_of
+from zoo.model import LanguageModel
 
 
 class Other(Mixer):
@@ -122,6 +123,11 @@ def test_a_block_describes_itself_for_figures():
             assert json.loads(json.dumps(looks)) == looks
 
 
+def identity(config: ModelConfig, module: Any = zoo.config) -> dict:
+    """What decides the built model, by zoo/config.py or by another copy of it."""
+    return module.used(config, module.architecture_of(config))
+
+
 def another_config_module():
     """zoo/config.py executed once more, with the blocks that are registered now."""
     spec = importlib.util.spec_from_file_location("another_config", zoo.config.__file__)
@@ -132,7 +138,7 @@ def another_config_module():
 
 def test_registering_an_unused_block_changes_no_identity(register):
     """Otherwise every new block would give every run a new hash."""
-    before = {letters: zoo.config.used(ModelConfig(pattern=letters), letters) for letters in ("F", "SF")}
+    before = {letters: identity(ModelConfig(pattern=letters)) for letters in ("F", "SF")}
     register("other", letter="A", config=OtherConfig)(Other)
     register_residual("another", config=OtherConfig)(type("Another", (), {"__module__": "elsewhere"}))
     register_channel("another", config=OtherConfig)(type("Another", (), {"__module__": "elsewhere"}))
@@ -141,17 +147,14 @@ def test_registering_an_unused_block_changes_no_identity(register):
         config = after.ModelConfig(pattern=letters)
         assert config.mixers.other == OtherConfig()
         assert config.residual.another == OtherConfig()
-        assert json.dumps(after.used(config, letters)) == json.dumps(wanted)
-    used = after.used(after.ModelConfig(pattern="AF"), "AF")
+        assert json.dumps(identity(config, after)) == json.dumps(wanted)
+    used = identity(after.ModelConfig(pattern="AF"), after)
     assert used["mixers"]["other"] == {"size": 3}
     assert "hypergraph" not in used["mixers"]
 
 
 def test_identity_is_what_is_built():
     """Ways of writing one model agree; options of blocks in use count, those of others do not."""
-
-    def identity(config: ModelConfig) -> dict:
-        return zoo.config.used(config, letters_of(config))
 
     grouped = ModelConfig(pattern="(SF)*2", depth=None, preset="x", backend="torch")
     assert identity(ModelConfig(pattern="SF", depth=4)) == identity(grouped)
@@ -271,10 +274,10 @@ def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):
     with pytest.raises(
         UserError, match=r"'E' at position 1 is not a known mixer.*zoo/mixers/absent.py, line 3"
     ):
-        letters_of(ModelConfig(pattern="EF"))
+        architecture_of(ModelConfig(pattern="EF"))
     with pytest.raises(UserError, match=r"unknown residual scheme 'absent'.*zoo/mixers/absent.py, line 3"):
         registry.get("residual", "absent")
-    assert letters_of(ModelConfig(pattern="SF", depth=2)) == "SF"
+    assert architecture_of(ModelConfig(pattern="SF", depth=2)).letters == "SF"
 
 
 def test_records_of_a_run_are_read_while_a_block_in_them_cannot_be_imported(monkeypatch):

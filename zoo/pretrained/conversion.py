@@ -12,12 +12,12 @@ import dataclasses
 
 import torch
 
-from zoo.config import ModelConfig, split
+from zoo.config import ModelConfig, architecture_of
 from zoo.errors import UserError
 from zoo.interfaces import WITHOUT_DATA, restore
 from zoo.mixers.attention import AttentionConfig
 from zoo.mixers.gsa import GSAConfig
-from zoo.model import LanguageModel, letters_of
+from zoo.model import LanguageModel
 from zoo.options import grouped_kv_heads
 from zoo.probes import evaluation_mode
 from zoo.residuals.hyper_connections import HyperResidual, initial_biases
@@ -37,9 +37,9 @@ def converted(source: ModelConfig, like: ModelConfig) -> ModelConfig:
     the residual scheme and the backend. Of a converted model's configuration as `like` it is the same again.
     Raises UserError for a source that has no such counterpart.
     """
-    letters, attention = letters_of(source), source.mixers.attention
-    if "F" not in split(letters):
-        raise UserError(f"{letters} has no full attention (F) to make gated sparse attention (G) of")
+    layers, attention = architecture_of(source), source.mixers.attention
+    if "F" not in layers.words:
+        raise UserError(f"{layers.letters} has no full attention (F) to make gated sparse attention (G) of")
     unlike = {
         "a window": attention.window is not None,
         "no rotary positions": attention.positions != "rope",
@@ -66,8 +66,8 @@ def converted(source: ModelConfig, like: ModelConfig) -> ModelConfig:
     return dataclasses.replace(
         source,
         preset=like.preset,
-        pattern="".join("G" if word == "F" else word for word in split(letters)),
-        depth=len(split(letters)),
+        pattern="".join("G" if word == "F" else word for word in layers.words),
+        depth=layers.depth,
         mixers=dataclasses.replace(source.mixers, gsa=dataclasses.replace(like.mixers.gsa, **options)),
         residual=like.residual if source.residual.name == "add" else source.residual,
         backend=like.backend,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from zoo.config import ModelConfig, from_dict, split
+from zoo.config import Architecture, ModelConfig, from_dict, split
 from zoo.errors import UserError
 from zoo.model import LanguageModel, Layer, on_meta
 from zoo.modules.rotary import FAST, mscale
@@ -702,7 +702,11 @@ def _facts(module: nn.Module) -> dict[str, Any]:
     """What decides what a module computes beside its parts: its class, plain attributes, shapes of its tensors."""
     facts = {"kind": type(module).__name__}
     for key, value in vars(module).items():
-        if key.startswith("_") or key in (*OF_TRAINING, "training") or isinstance(value, ModelConfig | dict):
+        if (
+            key.startswith("_")
+            or key in (*OF_TRAINING, "training")
+            or isinstance(value, ModelConfig | Architecture | dict)
+        ):
             continue
         if dataclasses.is_dataclass(value):
             kept = sorted(vars(value).items() - {(k, vars(value).get(k)) for k in (*OF_TRAINING, "hidden")})

@@ -41,18 +41,18 @@ from experiments.bench.cases import matching_names
 from experiments.bench.hugging_face import NoPeer, Peer
 from experiments.bench.model_steps import autocast, make_model
 from experiments.bench.timing import GPU_LENGTHS
-from experiments.configuration.compose import architectures, given_backend, model_color
+from experiments.configuration.compose import architectures, given_backend
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device, pick_precision
 from experiments.probing.probe_run import find_runs
 from experiments.runs import IDENTITY, OTHER_BACKEND
 from experiments.system import machine
 from zoo.backends import check_backend
-from zoo.config import ModelConfig, from_dict, split, used
+from zoo.config import ModelConfig, architecture_of, from_dict, used
 from zoo.errors import UserError
 from zoo.generate import prefill
 from zoo.io import CARD, read_card
-from zoo.model import DecodeState, LanguageModel, letters_of
+from zoo.model import DecodeState, LanguageModel
 from zoo.pretrained.families import family_of
 
 # The calls that are timed.
@@ -315,7 +315,7 @@ def _warm_up(model: LanguageModel) -> None:
 def _plain_like(model: LanguageModel) -> LanguageModel | None:
     config = architectures(dataclasses.replace(model.config, depth=len(model.layers)))["transformer"]
     plain = LanguageModel(config, vocab_size=model.vocab_size, seq_len=model.seq_len)
-    if used(config, plain.letters) == used(model.config, model.letters):
+    if used(config, plain.architecture) == used(model.config, model.architecture):
         return None
     return plain.to(model.embedding.weight.device).eval()
 
@@ -347,7 +347,7 @@ class ModelTiming:
 
     def __init__(self, bench: Bench, timed: TimedModel, mode: str, length: int, batch: int) -> None:
         self.bench, self.timed, self.mode, self.length, self.batch = bench, timed, mode, length, batch
-        self.depth = len(split(letters_of(timed.config)))
+        self.architecture = architecture_of(timed.config)
 
     @property
     def cell(self) -> result_table.Cell:
@@ -362,7 +362,7 @@ class ModelTiming:
             "mode": self.mode,
             "batch": self.batch,
             "d_model": self.timed.config.d_model,
-            "depth": self.depth,
+            "depth": self.architecture.depth,
             "precision": str(self.bench.precision).removeprefix("torch."),
         }
 
@@ -485,7 +485,7 @@ class ModelTiming:
     def _columns(self, backend: str) -> dict[str, Any]:
         return {
             "suite": "inference",
-            "color": model_color(self.timed.config, letters_of(self.timed.config)),
+            "color": self.architecture.color,
             "backend": backend,
             **self.cell.names,
             **result_table.machine_facts(self.bench.device),

@@ -16,7 +16,7 @@ from experiments.bench.model_steps import TrainingStep, make_model, random_token
 from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
-from zoo.model import letters_of
+from zoo.config import architecture_of
 from zoo.recompute import MODES
 
 
@@ -27,7 +27,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
     times = timing.interleaved({mode: step.recomputing(mode) for mode in MODES}, config.bench.repeats, device)
     plain = timing.summary(times["none"])["milliseconds_median"]
-    name, rows = label(config, letters_of(config.model)), []
+    name, rows = label(config, architecture_of(config.model)), []
     for mode in MODES:
         row = result_table.row("recompute", name, times[mode], plain, device, tokens=d.seq_len)
         row |= {

@@ -8,7 +8,8 @@ from support.program import Lab
 from experiments.configuration.compose import differences_from_preset
 from experiments.system.paths import CONF
 from zoo import cost
-from zoo.model import letters_of, meta_model
+from zoo.config import architecture_of
+from zoo.model import meta_model
 
 PARAMETERS = {
     "qwen3_0_6b": 596_049_920,
@@ -47,7 +48,7 @@ def test_a_published_model_has_its_parameters_to_the_unit(plain: Lab):
     found = {}
     for config in configs:
         found[config.model.preset] = cost.parameters(meta_model(config.model, **config.sizes))
-        assert differences_from_preset(config.model, letters_of(config.model)) == []
+        assert differences_from_preset(config.model, architecture_of(config.model)) == []
     assert found == {f"published/{name}": number for name, number in PARAMETERS.items()}
 
 

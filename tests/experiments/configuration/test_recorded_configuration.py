@@ -18,7 +18,6 @@ from experiments.configuration.compose import (
     for_size,
     headlines,
     label,
-    model_color,
     presets_to_compare,
     shorten_pattern,
 )
@@ -26,8 +25,7 @@ from experiments.data import TASKS
 from experiments.data.config import OF_TEXT
 from experiments.planning.plan import at_rate, resolve_lr_min
 from experiments.system.paths import CONF
-from zoo.config import ModelConfig, dominant_mixer
-from zoo.model import letters_of
+from zoo.config import ModelConfig, architecture_of
 from zoo.options import check_limits
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -106,10 +104,10 @@ def test_every_preset_as_a_model():
         usual = leaves(ModelConfig())
         yield f"compared: {presets_to_compare()}"
         for name, model in architectures(like).items():
-            letters = letters_of(model)
+            layers = architecture_of(model)
             config = changed(schema.Config(), model=model)
-            yield (f"{name}: {letters}, {label(config, letters)}, {model_color(model, letters)}")
-            yield f"  named after {dominant_mixer(model, letters).name}, {shorten_pattern(letters)}"
+            yield (f"{name}: {layers.letters}, {label(config, layers)}, {layers.color}")
+            yield f"  named after {layers.named_after.name}, {shorten_pattern(layers.letters)}"
             yield from differences(model, usual)
 
     check(RECORDED / "presets.txt", lines())

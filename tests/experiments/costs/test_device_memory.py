@@ -37,7 +37,7 @@ def measured(tmp_path_factory) -> dict[str, int]:
 def counted(config: Config, monkeypatch: pytest.MonkeyPatch, rows: int) -> device_memory.DeviceMemory:
     monkeypatch.setattr(Config, "nominal_vocabulary", VOCAB)
     config.data.batch_size, config.device = rows, "cpu"
-    return device_memory.device_memory(config)
+    return device_memory.device_memory(config, CPU)
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_the_table_of_the_8b_model_is_what_is_counted(row: int, lab: Lab):
     )
     words += [f"{key}={value}" for key, value in EIGHT_BILLION.items()]
     (config,) = lab.compose("model=transformer", *words)
-    found = device_memory.device_memory(config)
+    found = device_memory.device_memory(config, CPU)
     sizes = [*found.parts().values(), found.total]
     assert numbers[:-1] == [f"{size / 1e9:.1f}" for size in sizes]
 

@@ -92,7 +92,7 @@ def test_a_name_is_streamed_once_at_the_commit_that_names_the_run(monkeypatch, t
     assert plan(Config(data=text, results=str(tmp_path / "results"))).identity == planned.identity
     assert len(hub.asked) == 2
     recorded = recorded_config(to_record(planned)["config"])
-    assert identify(recorded, planned.letters, planned.identity["data"]["content"]) == planned.identity
+    assert identify(recorded, planned.layers, planned.identity["data"]["content"]) == planned.identity
     text.revision = "v2"
     assert plan(Config(data=text, results=str(tmp_path / "results"))).identity != planned.identity
 

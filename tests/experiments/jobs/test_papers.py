@@ -13,8 +13,8 @@ from experiments.configuration.schema import Config
 from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig
 from experiments.jobs import compare, papers
+from zoo.config import architecture_of
 from zoo.errors import UserError
-from zoo.model import letters_of
 
 TINY = ["headline=parity", "model.depth=1", "model.d_model=16", "trainer.max_steps=8", "trainer.val_every=2"]
 
@@ -36,7 +36,7 @@ def test_models_are_named_with_options_of_their_own_a_model_for_each_value(confi
     found = named_models(
         with_entries(config, "transformer", "kda_pure mixers.kda.head_width=2,4 mixers.kda.neg_eigval=true")
     )
-    assert [label(one, letters_of(one.model)) for one in found] == ["transformer mqar"] + [
+    assert [label(one, architecture_of(one.model)) for one in found] == ["transformer mqar"] + [
         f"kda_pure neg_eigval head_width={width} mqar" for width in (2, 4)
     ]
     assert {(one.model.d_model, one.model.depth) for one in found} == {

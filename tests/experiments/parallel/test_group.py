@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.program import Lab, steady_rows
 
-from experiments.parallel import group, replicated
+from experiments.parallel import group, strategies
 from experiments.planning.plan import plan
 from experiments.runs import RunFolder
 from zoo.errors import UserError
@@ -118,11 +118,11 @@ def test_only_the_last_backward_of_a_step_sums_over_replicas_and_sharded_models_
 
         require_backward_grad_sync = True
 
-    monkeypatch.setattr(replicated, "DistributedDataParallel", Replicas)
+    monkeypatch.setattr(strategies, "DistributedDataParallel", Replicas)
     replicas, other = Replicas(), torch.nn.Linear(1, 1)
     for last in (False, True):
-        replicated.sums_gradients(replicas, last)
-        replicated.sums_gradients(other, last)
+        strategies.sums_gradients(replicas, last)
+        strategies.sums_gradients(other, last)
         assert replicas.require_backward_grad_sync == last
     assert not hasattr(other, "require_backward_grad_sync")
 
@@ -137,7 +137,7 @@ def test_on_a_gpu_nccl_sums_a_bucket_while_the_backward_goes_on(monkeypatch):
     bucket = type("Bucket", (), {"buffer": lambda self: tensor})()
     tensor = type("OnGpu", (), {"is_cuda": True})()
     monkeypatch.setattr(group.dist, "all_reduce", all_reduce)
-    done = replicated.sum_bucket(None, bucket)
+    done = strategies.sum_bucket(None, bucket)
     assert asked == [(tensor, True)]
     future.set_result(["the sum"])
     assert done.wait() == "the sum"
@@ -168,11 +168,11 @@ def test_replicas_stand_on_their_device_and_sum_in_a_fixed_order_without_touchin
         def register_comm_hook(self, state, hook) -> None:
             asked.append((state, hook))
 
-    monkeypatch.setattr(replicated, "DistributedDataParallel", Replicas)
+    monkeypatch.setattr(strategies, "DistributedDataParallel", Replicas)
     model = type("Model", (), {"to": lambda self, device: asked.append(device)})()
-    assert isinstance(replicated.replicate(model, "compiled", torch.device(device)), Replicas)
+    assert isinstance(strategies.replicate(model, "compiled", torch.device(device)), Replicas)
     options = {"device_ids": devices, "find_unused_parameters": True, "broadcast_buffers": False}
-    assert asked == [torch.device(device), ("compiled", options), (None, replicated.sum_bucket)]
+    assert asked == [torch.device(device), ("compiled", options), (None, strategies.sum_bucket)]
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):

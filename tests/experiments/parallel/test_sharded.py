@@ -10,9 +10,9 @@ from support.ranks import on_ranks
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import zoo
-from experiments.parallel import sharded
+from experiments.parallel import strategies
 from experiments.parallel.checkpoint import fill, has_shards, read, save
-from experiments.parallel.sharded import is_sharded, shard, whole
+from experiments.parallel.strategies import is_sharded, shard, whole
 from zoo import LanguageModel, ModelConfig
 from zoo.files import INDEX
 
@@ -94,7 +94,7 @@ def _clipped() -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
     gradients = {"weight": torch.randn(5, 3), "scalar": torch.tensor(0.7)}
-    mesh_of_all = sharded.mesh(torch.device("cpu"))
+    mesh_of_all = strategies.mesh(torch.device("cpu"))
     part = torch.nn.Parameter(distribute_tensor(torch.zeros(5, 3), mesh_of_all, [Shard(0)]))
     part.grad = distribute_tensor(gradients["weight"], mesh_of_all, [Shard(0)])
     parts, plain = (
@@ -105,13 +105,13 @@ def _clipped() -> dict[str, Any]:
     plain.weight.grad = gradients["weight"].clone()
     norms, bits = [], []
     for limit in (1e9, 0.5):
-        norm, one = (sharded.clip([m.weight, m.scalar], limit) for m in (parts, plain))
+        norm, one = (strategies.clip([m.weight, m.scalar], limit) for m in (parts, plain))
         norms.append(norm.item())
         bits.append(torch.equal(whole(parts.weight.grad), plain.weight.grad))
     scalars = []
     for model in (parts, plain):
         model.scalar.grad = torch.tensor(1.0 + rank if model is parts else 1.0)
-        sharded.sum_whole_gradients(model)
+        strategies.sum_whole_gradients(model)
         scalars.append(model.scalar.grad.item())
     return {"norms": norms, "one": one.item(), "bits": bits, "scalar_gradients": scalars}
 
@@ -219,12 +219,12 @@ def _small() -> LanguageModel:
 
 def _whole_state(folder: str) -> dict[str, torch.Tensor]:
     model = shard(_small(), torch.device("cpu"), reshard=True)
-    sharded.export(model, Path(folder))
-    return sharded.whole_state(model)
+    strategies.export(model, Path(folder))
+    return strategies.whole_state(model)
 
 
 def test_a_model_that_is_not_in_parts_has_its_state_on_every_process():
     model = _small()
-    state = sharded.whole_state(model)
+    state = strategies.whole_state(model)
     assert state.keys() == model.state_dict().keys()
     assert not is_sharded(model)

@@ -30,9 +30,8 @@ from experiments.planning.identity import (
 from experiments.planning.plan import Plan, plan
 from experiments.runs import RunFolder
 from zoo import ModelConfig, registry
-from zoo.config import read_channels
+from zoo.config import architecture_of
 from zoo.errors import UserError
-from zoo.model import letters_of
 from zoo.options import added
 
 
@@ -112,15 +111,20 @@ def test_removing_marking_late_and_moving_the_mark_are_refused(frozen, with_opti
     assert identity_keys.broken(frozen, {k: v for k, v in frozen.items() if k != "mixer.kda"})
 
 
+def decided(config: Config, pattern: str = "G") -> dict[str, Any]:
+    """What decides the run of a configuration with this pattern."""
+    return identify(config, architecture_of(dataclasses.replace(config.model, pattern=pattern)), "")
+
+
 def identity(config: Config) -> str:
-    return run_name(identify(config, "G", ""))
+    return run_name(decided(config))
 
 
 def test_an_option_changes_the_name_where_it_does_something_new():
     plain, ranked = Config(), Config()
     ranked.model.mixers.gsa.scores = "relu"
-    assert "scores" not in identify(plain, "G", "")["model"]["mixers"]["gsa"]
-    assert identify(ranked, "G", "")["model"]["mixers"]["gsa"]["scores"] == "relu"
+    assert "scores" not in decided(plain)["model"]["mixers"]["gsa"]
+    assert decided(ranked)["model"]["mixers"]["gsa"]["scores"] == "relu"
     assert identity(ranked) != identity(plain)
 
 
@@ -162,10 +166,10 @@ def test_runs_that_took_unequal_micro_batches_alike_are_other_runs(data, pattern
     """Their losses were means of micro-batches' means, and no mean over the step's answers and sequences."""
     config = Config(data=resolve_task(data) if data.name in TASKS else data)
     config.model.pattern, config.trainer.accumulate = pattern, accumulate
-    found = identify(config, pattern, "")
+    found = decided(config, pattern)
     assert ("micro_batches" in found["recipe"]) == moved
     values = json.loads(json.dumps(dataclasses.asdict(config)))
-    assert identify(recorded_config(values), pattern, "") == found
+    assert decided(recorded_config(values), pattern) == found
 
 
 @pytest.mark.slow
@@ -222,13 +226,13 @@ def another(value: Any) -> Any:
 def planned_at(place: Path, config: Config) -> Plan:
     """The plan of a configuration, whether it could be trained or not."""
     try:
-        letters = letters_of(config.model)
-        read_channels(config.model.channel.name, len(letters))
-    except UserError:  # another pattern, of mixers or of channel mixers
-        letters = "KK"
-        config = dataclasses.replace(config, model=changed(config.model, channel__name="mlp"))
-    identity = identify(config, letters, "content")
-    return Plan(config, letters, identity, RunFolder(place / run_name(identity)))
+        layers = architecture_of(config.model)
+    except UserError:  # another pattern, of mixers or of channel mixers, or another residual scheme
+        usual = {"pattern": "KK", "depth": 2, "channel__name": "mlp", "residual__name": "add"}
+        config = dataclasses.replace(config, model=changed(config.model, **usual))
+        layers = architecture_of(config.model)
+    identity = identify(config, layers, "content")
+    return Plan(config, layers, identity, RunFolder(place / run_name(identity)))
 
 
 def with_another(key: str) -> Config:

@@ -20,7 +20,7 @@ from experiments.planning.plan import check_config, plan, resolve_steps
 from experiments.sweep import cell_names
 from experiments.system.paths import CONF
 from zoo import ModelConfig, cost
-from zoo.config import LAYOUTS, dominant_mixer
+from zoo.config import LAYOUTS, architecture_of
 from zoo.errors import UserError
 from zoo.model import meta_model
 
@@ -230,7 +230,7 @@ print(main(), time.process_time(), peak())"""
 )
 def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
     """Of two as frequent ones by the first letter."""
-    assert dominant_mixer(ModelConfig(), letters).name == name
+    assert architecture_of(ModelConfig(pattern=letters)).named_after.name == name
 
 
 def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():

@@ -18,8 +18,8 @@ from experiments.data.task_set import TaskSet
 from experiments.planning.identity import as_format_1, identify, recorded_config, run_name
 from experiments.planning.plan import plan
 from zoo import ModelConfig, registry
-from zoo.config import from_dict
-from zoo.model import letters_of, on_meta
+from zoo.config import architecture_of, from_dict
+from zoo.model import on_meta
 
 STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
 
@@ -52,12 +52,16 @@ def test_published_runs_are_found_by_their_configurations(study):
     configs, identities, runs = parts(study)
     for row in runs.itertuples():
         config = recorded_config(configs[row.run])
-        identity = identify(config, letters_of(config.model), row.data_fingerprint)
+        identity = identify(config, architecture_of(config.model), row.data_fingerprint)
         if identities[row.run]["format"] == 1:
             identity = as_format_1(identity, config.evaluate.splits)
         assert identity == identities[row.run], row.run
         assert run_name(identity) == row.run
-        assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
+        assert (config.seed, config.optim.lr, architecture_of(config.model).letters) == (
+            row.seed,
+            row.lr,
+            row.pattern,
+        )
 
 
 @pytest.mark.long
@@ -214,7 +218,7 @@ def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], l
 def test_a_preset_as_it_is_departs_in_nothing(preset: str):
     """Whatever its own file sets is no departure, or it stood in the name of each of its runs."""
     config = architectures(ModelConfig())[preset]
-    assert differences_from_preset(config, letters_of(config)) == []
+    assert differences_from_preset(config, architecture_of(config)) == []
 
 
 @pytest.mark.parametrize(

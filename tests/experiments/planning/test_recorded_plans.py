@@ -10,8 +10,8 @@ from support.steady import changed, differences, each, leaves, refusal, said, ti
 from experiments.configuration.compose import architectures
 from experiments.planning.identity import as_format_1, block_files, identify, run_name, tell_earlier
 from experiments.planning.plan import check_config, check_writable, plan
+from zoo.config import architecture_of
 from zoo.errors import UserError
-from zoo.model import letters_of
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -35,7 +35,7 @@ WITHOUT_EFFECT = (
 
 
 def _identity(config) -> dict:
-    return identify(config, letters_of(config.model), "0" * 32)
+    return identify(config, architecture_of(config.model), "0" * 32)
 
 
 def test_identities():
@@ -152,7 +152,7 @@ def test_a_model_is_checked_at_the_length_and_the_vocabulary_that_it_is_trained_
 
 def test_a_run_that_has_no_checkpoint_starts_anew_and_nothing_is_told_of_its_blocks(place: Path):
     planned = plan(tiny_config(data__name="text", data__path="book.txt", results="results"))
-    before = dict.fromkeys(block_files(planned.config.model, planned.letters), "0" * 16)
+    before = dict.fromkeys(block_files(planned.layers), "0" * 16)
     planned.folder.begin(planned.yaml(), planned.identity, before)
     with said() as printed:
         tell_earlier([planned])

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from support.steady import changed, said, tiny_config
 
 from experiments import engines, sweep
@@ -91,7 +92,7 @@ def test_the_peak_is_measured_with_the_threads_that_cells_have(monkeypatch):
     monkeypatch.setattr(execute.data, "prepare", lambda text, progress: None)
     monkeypatch.setattr(execute.torch, "set_num_threads", done.append)
     monkeypatch.setattr(execute.peak_flops, "peak", lambda device, cache: done.append(device.type))
-    execute.prepare(tiny_config(trainer__threads=3))
+    execute.prepare(tiny_config(trainer__threads=3), torch.device("cpu"))
     assert done == [3, "cpu"]
-    execute.prepare(tiny_config(trainer__threads=4), trains=False)
+    execute.prepare(tiny_config(trainer__threads=4), None)
     assert done == [3, "cpu"]

@@ -27,12 +27,11 @@ from support.steady import (
 )
 
 from experiments.costs import model_costs, peak_flops
-from experiments.planning import plan as plan_module
 from experiments.planning.plan import plan
 from experiments.runs import MetricLog, RunFolder, RunPaused, read_metrics
 from experiments.system.paths import ROOT
 from experiments.system.processes import MARK
-from experiments.training import callbacks, rank, train
+from experiments.training import callbacks, rank, summary, train
 from experiments.training import execute as execute_module
 from experiments.training.execute import _explain, execute
 from zoo import LanguageModel
@@ -260,7 +259,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             again, workers = execute_module.read_plan(file)
         yield (
             f"{again.config == planned.config} {again.folder.path.name == planned.run} {workers} "
-            f"{again.letters}"
+            f"{again.layers.letters}"
         )
         record = {"kind": "ValueError", "message": "bad"}
         for text, outcome, status in (
@@ -281,7 +280,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             )
             yield f"  recorded {planned.folder.failure()['message'] if planned.folder.failed else 'nothing'}"
         for keys in ({}, {"match": "params"}, {"match": "flops"}, {"match": "flops", "match_length": 99}):
-            yield f"{keys}: matched at {plan_module._match_length(changed(config, **keys))}"
+            yield f"{keys}: matched at {summary._match_length(changed(config, **keys))}"
 
     check(RECORDED / "processes.txt", masked(list(lines()), {str(place): "<place>"}))
 
@@ -355,7 +354,7 @@ def test_the_utilisation_of_several_processes_is_of_all_their_devices(place: Pat
         device=torch.device("cpu"),
         corpus=SimpleNamespace(describe=dict),
         precision="fp32",
-        model=LanguageModel(planned.config.model, vocab_size=8, seq_len=16),
+        on_meta=LanguageModel(planned.config.model, vocab_size=8, seq_len=16),
         validation=SimpleNamespace(best_step=1, out_of_patience=False),
         metrics=SimpleNamespace(seconds=1.0),
         steps=1,
