@@ -14,7 +14,7 @@ def run(config: Config) -> None:
 
     with reading_results():
         results = load_results(runs_of(config))
-        print(comparison_text(results, config.baseline))
+        print(comparison_text(results, config.baseline), flush=True)  # figures take longer
         print(f"report: {write_report(results, workers=config.sweep.workers, baseline=config.baseline)}")
 
 

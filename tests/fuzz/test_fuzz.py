@@ -497,8 +497,8 @@ def faults_of(fork: Fork, ended: Ended) -> list[tuple[str, str]]:
         found += [("silence", line) for line in ended.lost]
         if not ended.out.strip():
             found.append(("silence", "exit 0 without a word"))
-        if case.judge is not None and (why := case.judge(lab, ended)):
-            found.append(("silence", why))
+    if case.judge is not None and (why := case.judge(lab, ended)):
+        found.append(("silence", why))
     if case.resumes and (not fork.disturbed if case.again else ended.status == 0):
         found += differences(lab, case.words[0].removeprefix("name="), ended)
     return found
@@ -540,6 +540,37 @@ def drawn(strategy: Any, number: int, start: int) -> list[Any]:
 
 def bad_input(number: int, start: int) -> list[Case]:
     return [Case(job, words, hostile) for job, words, hostile in drawn(commands(), number, start)]
+
+
+REFUSED = {
+    "train": (
+        "trainer.threads=1000000", "data.batch_size=1000000000000", "model.d_model=1000000000", "data.seq_len=100000",
+        "trainer.max_steps=100000000000000000000", "model.d_model=32768 model.depth=512", "model.backend=triton",
+        "device=foo", "trainer.precision=foo", "trainer.threads=0", "data.vocab_size=-5", "data.path=PIPE",
+        "results=FILE", "results=${foo}", "data.cache_dir=FILE", "name=_x", "model.residual=mhc", "trainer.batch=3",
+        "--foo", "~model", 'name="a\tb"', "blocks=[../nowhere]",
+    ),
+    "sweep": ("seed=range(0,10000000)", "results=FILE", "name=a,_x", "optim.lr=", "trainer.threads=1,2"),
+    "generate": ("generate.tokens=100000000000000000000000", "trainer.threads=0", "generate.out=PIPE", "device=foo"),
+    "evaluate": ("evaluate.stride=0", "trainer.threads=0", "device=foo"),
+    "probe": ("sweep.workers=0", "probe.windows=0", "run=LINK"),
+    "report": ("sweep.workers=0", "runs=LOOP"),
+    "publish": ("figures=[nothing]", "source="),
+    "cost": ("cost.lengths=[1000000000000000000000]", "cost.lengths=[]", "model.pattern=ZZ"),
+    "measure": ("bench.budget_s=nan", "bench.out=FILE/below"),
+    "cell": ("run=FILE", "run=PIPE"),
+    "import": ("source=FILE", "source=FOLDER"),
+}  # fmt: skip
+"""What was once taken, or ended in a traceback, a wait or an empty answer: by job, the words that are refused."""
+
+
+def known(number: int) -> list[Case]:
+    cases = [(job, words.split(" ")) for job, each in REFUSED.items() for words in each]
+    return [Case("known", JOBS[job], tuple(words), judge=refused) for job, words in cases[:number]]
+
+
+def refused(lab: Path, ended: Ended) -> str | None:
+    return None if ended.status == 2 else f"not refused, status {ended.status}: {ended.err[-200:]!a}"
 
 
 READERS = {
@@ -675,6 +706,7 @@ def campaign(folder: Path, share: float, start: int) -> Fuzz:
     fuzz = Fuzz(folder)
 
     bad, broken, killed, full, interrupted, hostile = (round(n * share) for n in (2000, 240, 100, 50, 24, 40))
+    fuzz.run(known(round(99 * share)))
     fuzz.run(bad_input(bad, start))
     fuzz.run(damaged(fuzz.template, broken, start))
     fuzz.run(stopped(fuzz, "killed", killed, start))
