@@ -24,10 +24,10 @@ from zoo.modules import RMSNorm
 from zoo.residuals.hc import HC
 from zoo.residuals.hyper_connections import HyperConfig
 
-LIMITS = {"kda": 78, "mom": 126, "orthgsa": 130, "transformer": 60}
+LIMITS = {"kda": 78, "mom": 126, "nsa": 120, "orthgsa": 130, "transformer": 60}
 """Of a layer's forward and backward pass."""
-SORTING = ("mom",)
-"""Where a layer sorts, once: tokens by their memory."""
+SORTING = ("mom", "nsa")
+"""Where a layer sorts, once: tokens by their memory, queries by their blocks."""
 
 NOTHING = {"_unsafe_view", "detach", "promote_types", "is_same_size", "set_"}
 """Operators that launch nothing, besides views and those that only allocate."""

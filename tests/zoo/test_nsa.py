@@ -124,3 +124,19 @@ def test_scores_grow_with_a_sixteenth_of_the_length():
         return counter.get_total_flops() / time
 
     assert flops(65_536) - flops(8192) == pytest.approx(4 * WIDTH * (65_536 - 8192) / 16, rel=0.01)
+
+
+def test_summaries_made_together_are_those_of_each_map():
+    """Under autocast keys and values share each product; watched, every map is called."""
+    m = NSA(NSAConfig(), Dims(48, 3, 128, layer=0, depth=1))
+    x = torch.randn(2, 40, 48, generator=torch.Generator().manual_seed(0))
+    found = []
+    for watched in (False, True):
+        hook = m.compress_k.up.register_forward_hook(lambda *_: None) if watched else None
+        with torch.autocast("cpu", torch.bfloat16):
+            y, _ = m(x, Context.of(torch.zeros(2, 40)))
+        learned = [p for name, p in m.named_parameters() if name.startswith("compress")]
+        found.append((y, *torch.autograd.grad(y.float().square().sum(), learned)))
+    hook.remove()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

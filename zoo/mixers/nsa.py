@@ -18,8 +18,10 @@ from zoo.modules import (
     INIT_STD,
     KVCache,
     OutputProjection,
+    are_plain,
     by_sequence,
     fp32_linear,
+    joins,
     positions,
     project,
 )
@@ -49,6 +51,15 @@ class Compress(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Blocks x [..., l, K] -> summaries [..., K]."""
         return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
+
+
+def compress_together(maps: Sequence[Compress], x: Tensor) -> tuple[Tensor, ...]:
+    """Each φ of its own blocks x [n, ..., l, K] -> [..., K], n of them: a product for all, not one for each."""
+    parts = zip(*((m.positions, m.up.weight, m.down.weight) for m in maps), strict=True)
+    positions, up, down = map(torch.stack, parts)
+    rows = (x + positions.view(len(x), *(1 for _ in x.shape[1:-2]), *positions.shape[1:])).flatten(-2)
+    hidden = F.silu(rows.flatten(1, -2) @ up.mT)
+    return (hidden @ down.mT).view(*x.shape[:-2], -1).unbind()
 
 
 # The mixer.
@@ -189,8 +200,7 @@ class NSA(Mixer):
         q, raw, selected, sliding = self._qkv(x, ctx.positions)
 
         def read(gates: Tensor, q: Tensor, turned: Tensor, *kv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-            blocks = (self._blocks(y, cu_seqlens) for y in kv[:2])
-            compressed = tuple(phi(y) for phi, y in zip(self._compress, blocks, strict=True))
+            compressed = self._compressed(kv[:2], cu_seqlens)
             record_branch_attention(ctx, q, turned, (compressed[0], kv[2], kv[4]), gates, self.sizes)
             return self._attend(gates, (q, turned), compressed, kv[2:4], kv[4:], cu_seqlens)
 
@@ -233,6 +243,15 @@ class NSA(Mixer):
     def _compress(self) -> tuple[Compress, Compress]:
         return self.compress_k, self.compress_v
 
+    def _compressed(self, pair: tuple[Tensor, Tensor], cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+        """Summaries [B, M, Hkv, K] of keys and values [B, T, Hkv, K]."""
+        maps = [linear for phi in self._compress for linear in (phi.up, phi.down)]
+        if joins(pair[0]) and are_plain(maps):
+            blocks = self._blocks(torch.cat(pair), cu_seqlens)
+            return compress_together(self._compress, blocks.unflatten(0, (2, -1)))
+        blocks = (self._blocks(y, cu_seqlens) for y in pair)
+        return tuple(phi(y) for phi, y in zip(self._compress, blocks, strict=True))
+
     def _blocks(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         """x [B, T, Hkv, K] -> [B, M, Hkv, l, K]."""
         sizes = {key: self.sizes[key] for key in ("block_size", "stride")}
@@ -242,10 +261,11 @@ class NSA(Mixer):
         """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
         qkv = project(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in qkv)
-        (turned,) = self.rotate((torch.cat([q, k[:, :, self.kv_heads :]], 2),), positions)
+        plain, rotated = k.split([self.kv_heads, 2 * self.kv_heads], 2)
+        (turned,) = self.rotate((torch.cat([q, rotated], 2),), positions)
         q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
         values = v.split(self.kv_heads, 2)
-        return (q, q_turned), *zip((k[:, :, : self.kv_heads], near, far), values, strict=True)
+        return (q, q_turned), *zip((plain, near, far), values, strict=True)
 
     def _gates(self, x: Tensor) -> Tensor:
         """g [B, T, H, 3] in at least fp32."""

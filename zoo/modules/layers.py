@@ -61,7 +61,7 @@ def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
     Of a `Gate` its logits; gates stand after the other maps.
     """
     plain, gates = ([m for m in maps if isinstance(m, Gate) is is_gate] for is_gate in (False, True))
-    usual = _usual(plain)
+    usual = are_plain(plain)
     if usual and joins(x):
         plain, gates = maps, ()
     weights, biases = [m.weight for m in plain], [m.bias for m in plain]
@@ -71,13 +71,13 @@ def project(x: Tensor, *maps: nn.Linear) -> list[Tensor]:
 
 def joined(x: Tensor, *maps: nn.Linear) -> Tensor:
     """Linear maps without biases of x [..., D] side by side, [..., ΣN]: one product where `project` makes one."""
-    if _usual(maps) and joins(x):
+    if are_plain(maps) and joins(x):
         return F.linear(x, torch.cat([m.weight for m in maps]))
     return torch.cat(project(x, *maps), -1)
 
 
-def _usual(maps: Sequence[nn.Linear]) -> bool:
-    """Whether maps are trained and plain ones; who changes or watches one has it called."""
+def are_plain(maps: Sequence[nn.Linear]) -> bool:
+    """Return whether gradients are asked for and all maps are plain; who changes or watches one has it called."""
     return torch.is_grad_enabled() and all(type(m) is nn.Linear and not m._forward_hooks for m in maps)
 
 

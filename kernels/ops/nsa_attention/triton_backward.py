@@ -188,12 +188,13 @@ def _key_gradient_room(k: Tensor, v: Tensor, heads: int, branch: DenseBranch) ->
     """Memory for dk and dv, and the number of heads that a program adds up.
 
     Compressed keys are few, and all later queries see them: there every head has a program and a part of its
-    own, and room that no sequence fills has to hold zeros.
+    own, and room that no packed sequence fills has to hold zeros.
     """
     if branch.window < NO_WINDOW:
         return torch.empty_like(k), torch.empty_like(v), heads // k.shape[2]
     shape, options = (*k.shape[:2], heads), {"dtype": torch.float32, "device": k.device}
-    return torch.zeros(*shape, k.shape[3], **options), torch.zeros(*shape, v.shape[3], **options), 1
+    room = torch.zeros if branch.packed else torch.empty
+    return room(*shape, k.shape[3], **options), room(*shape, v.shape[3], **options), 1
 
 
 def _summed(parts: Tensor, like: Tensor) -> Tensor:

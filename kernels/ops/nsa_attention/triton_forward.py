@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.indices import sort_by_group
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.packing import boundaries
 from kernels.triton_common import chunk_bounds, chunk_table, chunk_tables, padded
@@ -509,19 +508,69 @@ class BlockQueries:
     split: int
 
 
+@triton.jit
+def _owner_keys(chosen, keys, ENTRIES, TOKENS, HEADS, N, BE: tl.constexpr):
+    """By what entries of lists [·, HEADS, N] are sorted: first key · HEADS + head; behind all where it is −1."""
+    entry = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
+    inside = entry < ENTRIES
+    begin = tl.load(chosen + entry, mask=inside, other=-1).to(tl.int64)
+    key = tl.where(begin < 0, TOKENS + 1, begin) * HEADS + entry // N % HEADS
+    tl.store(keys + entry, key, mask=inside)
+
+
+@triton.jit
+def _owner_lists(
+    ordered, order, blocks, first_key, queries, offsets, ENTRIES, TOKENS, HEADS, N, OWNERS, SEARCHES,
+    SELECT: tl.constexpr, STEPS: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """The queries of the sorted entries, and in the first SEARCHES programs where each owner's begin.
+
+    in   ordered and order [ENTRIES]: the sorted keys of `_owner_keys` and the entries; blocks, first_key: fields of
+         `BlockQueries`
+    out  queries [ENTRIES], offsets [OWNERS + 1]
+    """
+    program = tl.program_id(0).to(tl.int64)
+    if program < SEARCHES:
+        owner = program * BE + tl.arange(0, BE)
+        there = owner < OWNERS
+        sequence = tl.load(blocks + owner // HEADS * 2, mask=there, other=-1)
+        number = tl.load(blocks + owner // HEADS * 2 + 1, mask=there, other=0).to(tl.int64)
+        begin = tl.load(first_key + sequence, mask=sequence >= 0, other=0).to(tl.int64) + number * SELECT
+        key = tl.where(sequence < 0, TOKENS, begin) * HEADS + owner % HEADS
+        key = tl.where(there, key, (owner * 0 + TOKENS + 1) * HEADS)
+        # The first place whose key is not below the owner's, by halving.
+        low = tl.zeros((BE,), tl.int64)
+        high = low + ENTRIES
+        for _ in range(STEPS):
+            middle = (low + high) // 2
+            searching = low < high
+            below = tl.load(ordered + middle, mask=searching, other=0) < key
+            low, high = (
+                tl.where(searching & below, middle + 1, low),
+                tl.where(searching & ~below, middle, high),
+            )
+        tl.store(offsets + owner, low, mask=owner <= OWNERS)
+    else:
+        entry = (program - SEARCHES) * BE + tl.arange(0, BE)
+        query = tl.load(order + entry, mask=entry < ENTRIES, other=0) // (HEADS * N)
+        tl.store(queries + entry, query.to(tl.int32), mask=entry < ENTRIES)
+
+
 def block_queries(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tensor | None) -> BlockQueries:
     """Invert the lists chosen [B, Tq, Hkv, n] of first keys, −1 where there is none. Nothing waits for the GPU."""
-    tokens, heads = k.shape[0] * k.shape[1], k.shape[2]
+    tokens, heads, entries = k.shape[0] * k.shape[1], k.shape[2], chosen.numel()
     first_key, blocks = boundaries(k, cu_seqlens), chunk_table(k, cu_seqlens, select_size)
-    head = torch.arange(heads, device=k.device)
-    begin = chosen.flatten(0, 1).to(torch.int64)
-    begin = torch.where(begin < 0, tokens + 1, begin)
-    by_block = sort_by_group((begin * heads + head[:, None]).flatten(), (tokens + 2) * heads)
-    query = by_block.order // (heads * chosen.shape[-1])
-    sequence, place = blocks.to(torch.int64).unbind(1)
-    begin = torch.where(sequence < 0, tokens, first_key[sequence.clamp_min(0)] + place * select_size)
-    owners = (begin[:, None] * heads + head).flatten()
-    owners = torch.cat([owners, owners.new_full((1,), (tokens + 1) * heads)])
-    offsets, entries = by_block.offsets[owners], query[None]
-    parts, first_part = chunk_tables(entries, offsets, SPLIT)
-    return BlockQueries(query.to(torch.int32), offsets, parts, first_part, blocks, first_key, SPLIT)
+    owners, tile = len(blocks) * heads, 256
+    keys = torch.empty(entries, dtype=torch.int64, device=k.device)
+    sizes = {"ENTRIES": entries, "TOKENS": tokens, "HEADS": heads, "N": chosen.shape[3]}
+    _owner_keys[(triton.cdiv(entries, tile),)](chosen, keys, **sizes, BE=tile)
+    ordered, order = keys.sort(stable=True)
+    query = torch.empty(entries, dtype=torch.int32, device=k.device)
+    offsets = torch.empty(owners + 1, dtype=torch.int64, device=k.device)
+    searches = triton.cdiv(owners + 1, tile)
+    _owner_lists[(searches + triton.cdiv(entries, tile),)](
+        ordered, order, blocks, first_key, query, offsets, **sizes, OWNERS=owners, SEARCHES=searches,
+        SELECT=select_size, STEPS=entries.bit_length(), BE=tile,
+    )  # fmt: skip
+    parts, first_part = chunk_tables(query[None], offsets, SPLIT)
+    return BlockQueries(query, offsets, parts, first_part, blocks, first_key, SPLIT)
