@@ -590,18 +590,20 @@ MORE = {
 
 
 def damaged(template: Path, number: int, start: int) -> list[Case]:
-    """A file of a lab is damaged, and a job reads it."""
+    """A file of a lab is damaged, and a job reads it; first the checkpoint that a run goes on from, in every way."""
     draw, cases = random.Random(start), []
     files = [p for p in files_of_all(template) if not p.startswith(("undisturbed", "home", "tmp", "cwd"))]
     groups: dict[str, list[str]] = {prefix: [] for prefix in READERS}
     for file in files:
         if prefixes := [prefix for prefix in READERS if file.startswith(prefix)]:
             groups[max(prefixes, key=len)].append(file)
-    for _ in range(number):
+    for i in range(number):
         often = [p for p in READERS if groups[p] for _ in range(3 if p.startswith("results/") else 1)]
         prefix = draw.choice(often)
         file, how, job = (draw.choice(found) for found in (groups[prefix], list(DAMAGE), READERS[prefix]))
         own = draw.random()
+        if i < len(DAMAGE):
+            file, how, job = max(f for f in files if f.endswith(".ckpt")), list(DAMAGE)[i], "resume"
         words = ("trainer.max_steps=2", f"data.path=../{file}") if job == "table" else MORE[job]
 
         def damage(lab: Path, file: str = file, how: str = how, own: float = own) -> None:
