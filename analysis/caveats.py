@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -600,28 +599,3 @@ def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFram
     table = both.sort_values(["rank_a", "label", "seed"], ignore_index=True)[order]
     table.attrs["metric"] = metric
     return table
-
-
-def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return `across_machines` by model: means over seeds, their difference, the largest of a run, spread of seeds.
-
-    seeds_a, seeds_b: the highest seed's loss minus the lowest's on each machine; n_seeds: how many both have.
-    """
-    grouped = runs.groupby("label", sort=False)
-    table = grouped.agg(
-        loss_a=("loss_a", "mean"),
-        loss_b=("loss_b", "mean"),
-        largest_of_a_run=("difference", lambda values: values.loc[values.abs().idxmax()]),
-        seeds_a=("loss_a", _spread),
-        seeds_b=("loss_b", _spread),
-        n_seeds=("seed", "nunique"),
-        rank_a=("rank_a", "first"),
-        rank_b=("rank_b", "first"),
-    )
-    table.insert(2, "difference", table["loss_b"] - table["loss_a"])
-    return table.reset_index()
-
-
-def _spread(values: pd.Series) -> float:
-    """Return the range of the seeds' values; NaN for a single seed."""
-    return values.max() - values.min() if len(values) > 1 else math.nan

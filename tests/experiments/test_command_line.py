@@ -250,8 +250,7 @@ def test_dry_lists_the_cells_and_how_far_they_are(lab: Lab, finished: Lab):
     tokens = outcome.out.split("up to ")[1].split(" tokens")[0].replace(",", "")
     one = lab.here("seed=2", "dry=true").out
     assert int(tokens) == 5 * int(one.split("up to ")[1].split(" tokens")[0].replace(",", ""))
-    schedules = lab.here("--multirun", "optim.lr=3e-3,1e-3", "optim.lr_min_ratio=0.1", "dry=true")
-    assert (schedules.status, schedules.err) == (0, "")
+    assert lab.here("--multirun", "optim.lr=3e-3,1e-3", "optim.lr_min_ratio=0.1", "dry=true").err == ""
     assert one.startswith("new  ")
     assert "seed 2" in one
     assert "to score" in lab.here("evaluate.splits=[validation,test]", "dry=true").out

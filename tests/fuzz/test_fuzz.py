@@ -553,13 +553,10 @@ REFUSED = {
     "sweep": ("seed=range(0,10000000)", "results=FILE", "name=a,_x", "optim.lr=", "trainer.threads=1,2"),
     "generate": ("generate.tokens=100000000000000000000000", "trainer.threads=0", "generate.out=PIPE", "device=foo"),
     "evaluate": ("evaluate.stride=0", "trainer.threads=0", "device=foo"),
-    "probe": ("sweep.workers=0", "probe.windows=0", "run=LINK"),
-    "report": ("sweep.workers=0", "runs=LOOP"),
-    "publish": ("figures=[nothing]", "source="),
+    "probe": ("sweep.workers=0", "probe.windows=0", "run=LINK"), "report": ("sweep.workers=0", "runs=LOOP"),
     "cost": ("cost.lengths=[1000000000000000000000]", "cost.lengths=[]", "model.pattern=ZZ"),
-    "measure": ("bench.budget_s=nan", "bench.out=FILE/below"),
-    "cell": ("run=FILE", "run=PIPE"),
-    "import": ("source=FILE", "source=FOLDER"),
+    "measure": ("bench.budget_s=nan", "bench.out=FILE/below"), "publish": ("figures=[nothing]", "source="),
+    "cell": ("run=FILE", "run=PIPE"), "import": ("source=FILE", "source=FOLDER"),
 }  # fmt: skip
 """What was once taken, or ended in a traceback, a wait or an empty answer: by job, the words that are refused."""
 
