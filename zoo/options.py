@@ -222,10 +222,13 @@ def _check_characters(value: str, key: str, text: bool) -> None:
         raise UserError(f"{key}={value!a} has control characters; leave them out")
 
 
-def at_least(value: float | None, least: float, option: str) -> None:
-    """Refuse an infinite number, NaN or one below `least`; None stands for a default. Raises UserError."""
-    if value is not None and not least <= value < math.inf:
-        raise UserError(f"{option}={value} must be at least {least}")
+def at_least(value: float | None, least: float, option: str, *, most: float | None = None) -> None:
+    """Refuse an infinite number, NaN and one outside least to most; None stands for a default. Raises UserError."""
+    if value is not None and not (least <= value < math.inf and (most is None or value <= most)):
+        raise UserError(
+            f"{option}={value} must be at least {least}"
+            + (f" and at most {most}" if most is not None else "")
+        )
 
 
 def positive(value: float, option: str) -> None:

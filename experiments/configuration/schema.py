@@ -123,7 +123,7 @@ class StartConfig:
     indexer: float = limited(0.0, least=0, below=1)
     gates: float = limited(0.0, least=0, below=1)
     sha256: str | None = None
-    vocab_size: int | None = None
+    vocab_size: int | None = limited(None, least=1, most=1 << 24)
 
 
 @dataclass

@@ -331,7 +331,13 @@ def test_questions_and_refused_words_are_answered_without_torch(tree: Tree, word
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [*QUESTIONS, *MISTAKES, *LEFT_TO_OTHERS])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=[pytest.mark.long] * (i % 6 > 0))
+        for i, words in enumerate([*QUESTIONS, *MISTAKES, *LEFT_TO_OTHERS])
+    ],
+)
 def test_the_answer_is_that_of_the_command_line(tree: Tree, words: str):
     known, _ = tree.ask(words)
     (tree.folder / "no_cache").touch()  # a file, so that no catalogue can be written

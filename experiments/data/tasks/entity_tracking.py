@@ -15,7 +15,7 @@ from zoo.options import at_least
 class EntityTrackingConfig:
     """Options of `entity_tracking`.
 
-    boxes: boxes with one item each, at least 2.
+    boxes: boxes with one item each, 2 to 4,096: a swap is one of about boxes²/2 tokens.
     items: kinds of items, at least 2.
     swaps: swaps of a sequence, each followed by a question.
     """
@@ -47,7 +47,7 @@ class EntityTracking(Task):
 
     def __init__(self, options: EntityTrackingConfig) -> None:
         super().__init__(options)
-        at_least(options.boxes, 2, "data.tasks.entity_tracking.boxes")
+        at_least(options.boxes, 2, "data.tasks.entity_tracking.boxes", most=4096)
         at_least(options.swaps, 1, "data.tasks.entity_tracking.swaps")
         at_least(options.items, 2, "data.tasks.entity_tracking.items")
         boxes, items = options.boxes, options.items

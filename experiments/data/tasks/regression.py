@@ -21,7 +21,7 @@ class RegressionConfig:
     """Options of `regression`.
 
     points: examples of a sequence, two tokens each, at most 2^(dimensions − 1), or 2^dimensions − 1 of bits.
-    dimensions: d, dimensions of the inputs.
+    dimensions: d, dimensions of the inputs, each of which is one of 2^d tokens; at most 24.
     bins: intervals that the outputs are sorted into, at least 2.
     weights: normal, w ~ N(0, I), or signs, all equally likely.
     unasked: first examples of a sequence whose outputs are shown and not asked for.
@@ -65,7 +65,7 @@ class Regression(Task):
 
     def __init__(self, options: RegressionConfig) -> None:
         super().__init__(options)
-        at_least(options.dimensions, 1, "data.tasks.regression.dimensions")
+        at_least(options.dimensions, 1, "data.tasks.regression.dimensions", most=24)
         at_least(options.bins, 2, "data.tasks.regression.bins")
         one_of(options.weights, WEIGHTS, "data.tasks.regression.weights")
         one_of(options.inputs, INPUTS, "data.tasks.regression.inputs")

@@ -129,7 +129,7 @@ def test_the_bare_loop_and_the_harness_train_the_same_model(lab, monkeypatch):
     assert not torch.equal(bare.embedding.weight, probed.embedding.weight)  # which took a step more
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_are_timed_as_processes_in_turns_with_an_import(lab):
     lab.done("job=bench", "bench.repeats=1", "bench.cases=[refused]")
     rows = list(csv.DictReader((lab.results / "bench" / "harness.csv").read_text().splitlines()))

@@ -184,7 +184,7 @@ bench = ["suite=kernels"]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_short_stage_does_its_plan_by_priority_and_goes_on_where_it_stopped(lab: Lab):
     plan = lab.results.parent / "plan.toml"
     plan.write_text(PIECES)

@@ -29,6 +29,7 @@ def imported(lab, published, *more):
     return run
 
 
+@pytest.mark.long
 def test_the_run_is_read_by_the_jobs_that_read_runs(lab, published):
     run = imported(lab, published)
     tokens = torch.randint(300, (1, 20))

@@ -175,7 +175,7 @@ def test_rolling_log_likelihoods_are_the_scores_of_evaluate(finished, tmp_path, 
     assert -got == pytest.approx(found["loss"] * found["tokens"], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_job_scores_local_tasks_and_the_report_has_them(finished, lab, tasks, tmp_path):
     run = Path(shutil.copytree(finished.run_folder(), tmp_path / "study" / finished.run_folder().name))
     words = [f"run={run}", f"lm_eval.include={tasks}"]

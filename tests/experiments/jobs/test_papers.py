@@ -108,6 +108,7 @@ def test_headlines_keep_their_experiments_apart(lab: Lab):
         papers.run(config)
 
 
+@pytest.mark.long
 def test_every_headline_is_compared_by_itself(config: Config, monkeypatch):
     compared: list[list[Config]] = []
     monkeypatch.setattr(compare, "compare", compared.append)

@@ -17,7 +17,7 @@ from zoo import LanguageModel, ModelConfig
 from zoo.files import INDEX
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_are_given_back_after_their_forward_or_kept_until_their_backward():
     for zero_3, zero_2 in on_ranks(2, _given_back):
         assert zero_3 == {"forward": [True, True], "backward": [True, True]}
@@ -38,7 +38,7 @@ def _given_back() -> list[dict[str, list[bool]]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_of_one_process_is_cut_into_parts_but_for_scalars():
     for found in on_ranks(2, _filled):
         assert found == {"weight": (4, True), "moment": (4, True), "step": (None, True)}
@@ -123,7 +123,7 @@ def _model(**parameters: torch.Tensor) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_main_process_has_the_whole_state_of_a_model_in_parts_and_the_others_none(two):
     """Exported as a model that one process reads."""
     main, other = (rank["state"] for rank in two)

@@ -65,7 +65,7 @@ def test_every_preset_trains_the_same_bit_for_bit(preset):
         assert_same(trained(model, mode, noise_keys=keys), wanted, model)
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 9])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.long), 2, 3, 9])
 def test_blocks_of_any_length(block):
     model = model_of("orthgsa")
     assert_same(trained(model, "selective", block), trained(model, "none"), model)
