@@ -289,7 +289,7 @@ def lost_values(config: Any, words: Iterable[str]) -> list[str]:
         kind, value = str(KEYS[key][0]), config
         for name in key.split("."):
             value = getattr(value, name)
-        typed = text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text[:1] == '"' else text
+        typed = text[1:-1].replace('\\"', '"').replace("\\\\", "\\") if text[:1] in ("'", '"') else text
         if isinstance(value, bool) and typed.lower() not in TRUTHS:
             found.append(f"{key}={typed!a} became {value}")
         elif type(value) in (int, float):
