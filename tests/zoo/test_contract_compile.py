@@ -3,16 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.contract_cases import (
-    Case,
-    assert_same,
-    boundaries,
-    build,
-    cases,
-    gradients,
-    keys,
-    tokens,
-)
+from support.contract_cases import Case, assert_same, boundaries, build, cases, gradients, keys, tokens
 from torch import Tensor
 
 from zoo import Context, LanguageModel, ModelConfig

@@ -16,15 +16,7 @@ import pytest
 import torch
 from support.program import write_text
 from support.recorded import check, flat
-from support.steady import (
-    changed,
-    files_in,
-    masked,
-    pretended_machine,
-    refusal,
-    set_by_formula,
-    tiny_config,
-)
+from support.steady import changed, files_in, masked, pretended_machine, refusal, set_by_formula, tiny_config
 
 from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
