@@ -162,6 +162,7 @@ def gated_norm(
     returns  [..., K] in o's dtype; the norm in at least fp32
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
+    Source: Zhang and Sennrich 2019 (arXiv:1910.07467) for the norm; Kimi Linear (arXiv:2510.26692) for the gate.
     """
     if o.dim() == 0 or gain.shape != o.shape[-1:] or (logits is not None and logits.shape != o.shape):
         given = None if logits is None else tuple(logits.shape)

@@ -215,6 +215,7 @@ def short_conv_heads(
     returns     q, k, v [B, T, Hq, K], [B, T, Hk, K], [B, T, Hv, K] in x's dtype
 
     Raises ValueError for shapes that do not fit and for an unknown backend.
+    Source: Yang et al. 2024 (arXiv:2412.06464); Kimi Linear (arXiv:2510.26692).
     """
     if len(heads) != 3 or min(heads) < 1 or x.dim() != 3 or x.shape[2] % sum(heads):
         raise ValueError(
