@@ -15,7 +15,11 @@ evidence/                    checks of documents, papers and our own pages;  not
 Names are imported when first used, so that ``import analysis`` costs neither pandas nor matplotlib.
 """
 
+import logging
 from importlib import import_module
+
+# Where matplotlib cannot keep its list of fonts it says so beside our one line, and makes the list again next time.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 _HOME = {
     "Results": "analysis.loading.results",

@@ -35,6 +35,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.system import signals
 from experiments.system.paths import CONF
 
 SWEEP_FOLDER = "ARCHZOO_SWEEP_FOLDER"
@@ -237,6 +238,8 @@ def collect(words: Sequence[str]) -> tuple[argparse.Namespace, list[Composed]]:
         words = OmegaConf.to_container(settings.overrides.task, resolve=False)  # as typed, with their ${...}
         composed.append(Composed(node, {}, dict(settings.runtime.choices), tuple(words), sweeps=False))
 
+    with signals.held():
+        tempfile.gettempdir()  # tries a folder by a file in it, which Ctrl-C would leave there
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
         os.environ[SWEEP_FOLDER] = folder
         flags = read_command(words)

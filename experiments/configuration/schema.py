@@ -555,8 +555,10 @@ class Config:
 
 def register() -> None:
     """Make the schema and `data=TASK` known to Hydra; must come before a configuration is composed."""
-    node = OmegaConf.structured(Config)
-    OmegaConf.set_struct(node.model.variants, False)  # whose keys are names that a user chooses
-    ConfigStore.instance().store(name="schema", node=node)
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:  # once a process: a quarter of what composing takes
+        node = OmegaConf.structured(Config)
+        OmegaConf.set_struct(node.model.variants, False)  # whose keys are names that a user chooses
+        store.store(name="schema", node=node)
     for name in TASKS:
-        ConfigStore.instance().store(group="data", name=name, node={"name": name, **OF_TEXT})
+        store.store(group="data", name=name, node={"name": name, **OF_TEXT})

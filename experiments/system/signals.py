@@ -76,6 +76,13 @@ def blocked() -> Iterator[None]:
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # a process that, started inside, would let Ctrl-C in again
+    with held():
+        yield
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold Ctrl-C back for a moment; it is delivered at the end. Starts no process, where `blocked` may start one."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

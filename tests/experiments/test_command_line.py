@@ -301,7 +301,7 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for room in ("kernels", "zoo", "experiments", "analysis", "conf"):
-            shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / room, folder / room)
         shutil.copy(ROOT / "run.py", folder)
 
     def ask(self, words: str, cache: str = "cache") -> tuple[Answer, bool]:

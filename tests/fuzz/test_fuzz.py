@@ -644,7 +644,7 @@ def stopped(fuzz: Fuzz, kind: str, number: int, start: int, **how: Any) -> list[
 def ends(lab: Path, ended: Ended) -> str | None:
     """What is left half-done where a job ended well; temporary files count."""
     partial = [path.name for path in (lab / "results").rglob("*") if "partial" in path.name]
-    return f"left {partial[0]}" if partial else None
+    return f"left {partial[0]}" if partial and ended.status == 0 else None
 
 
 STRINGS = (
