@@ -122,12 +122,14 @@ class Call:
     @property
     def registry(self) -> Operation:
         """The operation, with its backends."""
-        return importlib.import_module(getattr(kernels, self.operation).__module__).OPERATION
+        return {each.name: each for each in Operation.every}[self.operation]
 
     def work(self) -> list[Work] | None:
         """Operations and bytes of its kernels; None where the operation does not count them."""
-        count = getattr(importlib.import_module(getattr(kernels, self.operation).__module__), "work", None)
-        return count and count(*self.arguments, **self.options)
+        page = importlib.import_module(getattr(kernels, self.operation).__module__)
+        if page.OPERATION is not self.registry or not hasattr(page, "work"):  # a page counts its first operation
+            return None
+        return page.work(*self.arguments, **self.options)
 
     def bytes(self, mode: str) -> float:
         """The least bytes that its kernels move in a mode, "forward" or "forward+backward"; 0 where not counted."""
@@ -339,6 +341,22 @@ def short_conv_step(d: InputFactory) -> list[Call]:
     return [Call(call.operation, call.arguments, {**call.options, "state": d.weight(d.batch, WIDTH, 3)})]
 
 
+def short_conv_heads(d: InputFactory) -> list[Call]:
+    """KDA's queries, keys and values, six heads of each."""
+    return [call("short_conv_heads", d.normal(18 * 128), d.weight(18 * 128, 4), heads=(6, 6, 6))]
+
+
+def delta_gates(d: InputFactory) -> list[Call]:
+    """KDA's log decays, one a channel, and its write strengths, one a head."""
+    rate, bias = d.weight(6, 1, dtype=torch.float32), d.weight(6, 128, dtype=torch.float32)
+    return [call("delta_gates", d.normal(6, 128), rate, bias, d.normal(6))]
+
+
+def gated_norm(d: InputFactory) -> list[Call]:
+    """The norm and the gate behind KDA's heads."""
+    return [call("gated_norm", d.normal(6, 128), d.weight(128, dtype=torch.float32), d.normal(6, 128))]
+
+
 def coefficients(d: InputFactory) -> Call:
     """The coefficients of hyper-connections, from all streams of a token."""
     rows = STREAMS * (STREAMS + 2)
@@ -441,6 +459,9 @@ CASES = {
         Case("timeline_attention", timelines),
         Case("short_conv", short_conv),
         Case("short_conv, a step", short_conv_step, tokens=64, length=1, backward=False),
+        Case("short_conv_heads", short_conv_heads),
+        Case("delta_gates", delta_gates),
+        Case("gated_norm", gated_norm),
         Case("hyper_coefficients", lambda d: [coefficients(d)]),
         Case("cayley", lambda d: [mixing_map(d, "cayley")]),
         Case("sinkhorn", lambda d: [mixing_map(d, "sinkhorn")]),

@@ -322,6 +322,10 @@ def tree(tmp_path_factory) -> Tree:
     return made
 
 
+shared_tree = pytest.mark.xdist_group("tree")  # or every test process makes its own
+
+
+@shared_tree
 @pytest.mark.parametrize("words", [*QUESTIONS, *MISTAKES])
 def test_questions_and_refused_words_are_answered_without_torch(tree: Tree, words: str):
     answer, torch = tree.ask(words)
@@ -330,6 +334,7 @@ def test_questions_and_refused_words_are_answered_without_torch(tree: Tree, word
     assert answer[2] if words in MISTAKES else answer[1]
 
 
+@shared_tree
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
@@ -346,6 +351,7 @@ def test_the_answer_is_that_of_the_command_line(tree: Tree, words: str):
     assert known == answer
 
 
+@shared_tree
 def test_a_block_that_was_added_is_there_and_one_with_a_mistake_is_told(tree: Tree):
     mixer = (tree.folder / "zoo/mixers/gated_conv.py").read_text()
     new = tree.folder / "zoo/mixers/newcomer.py"
@@ -368,6 +374,7 @@ def test_a_block_that_was_added_is_there_and_one_with_a_mistake_is_told(tree: Tr
         new.unlink()
 
 
+@shared_tree
 def test_a_damaged_catalogue_is_written_anew(tree: Tree):
     place = tree.folder / "cache" / "catalogue.json"
     whole = place.read_text()

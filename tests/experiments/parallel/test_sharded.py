@@ -16,6 +16,8 @@ from experiments.parallel.strategies import is_sharded, shard, whole
 from zoo import LanguageModel, ModelConfig
 from zoo.files import INDEX
 
+pytestmark = pytest.mark.xdist_group("sharded")  # or every test process trains the models
+
 
 @pytest.mark.long
 def test_layers_are_given_back_after_their_forward_or_kept_until_their_backward():
