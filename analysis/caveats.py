@@ -383,7 +383,7 @@ EARLY, LATE = 1 / 8, 1 / 2
 """Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
 UNKNOWN = (
     "context use not measured: no run has its loss at early and late positions, so nothing shows that the models use "
-    "their context (job=probe measures it)."
+    "their context (job=probe measures it from a trained length of 128 on)."
 )
 
 
@@ -487,9 +487,9 @@ def _shared_machine(runs: pd.DataFrame) -> list[str]:
     own_load = runs["workers"].astype("float64") * runs["threads"].astype("float64")
     busy = runs[runs["load"] > own_load + 1]
     if len(busy):
+        loads = " to ".join(dict.fromkeys(f"{load:.1f}" for load in (busy["load"].min(), busy["load"].max())))
         sentences.append(
-            f"other processes also used the machine while {_named(busy)} trained (load {busy['load'].min():.1f} to "
-            f"{busy['load'].max():.1f}): speeds are too low."
+            f"other processes also used the machine while {_named(busy)} trained (load {loads}): speeds are too low."
         )
     return sentences
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kernels.dispatch import only_sizes
+from kernels.dispatch import Operation, always, only_sizes, only_when_named
+from kernels.triton_common import lazily, refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ def rope(
     *,
     scaling: RopeScaling | None = None,
     width: int | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Rotate adjacent pairs of channels by an angle that grows with the position.
 
@@ -79,12 +81,14 @@ def rope(
     base       the slowest wavelength is about 2π·base tokens
     scaling    other frequencies, and an amplitude (None: those above)
     width      W, even: the first W channels are rotated, the others stay (None: D)
+    backend    auto, triton (what auto takes on a GPU: one kernel each way; D even and at most 256, positions [T] or
+               [B, T]), torch, reference
     returns    [B, T, H, D] in x's dtype; angles and products in at least fp32
 
     Raises ValueError for an odd W or positions that do not fit x.
     Source: Su et al. 2021, RoFormer, equation 34.
     """
-    return rope_each((x,), positions, base, scaling=scaling, width=width)[0]
+    return rope_each((x,), positions, base, scaling=scaling, width=width, backend=backend)[0]
 
 
 def rope_each(
@@ -94,14 +98,49 @@ def rope_each(
     *,
     scaling: RopeScaling | None = None,
     width: int | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """`rope` of several tensors [B, T, H_i, D] at the same positions, whose angles are computed once."""
     turned = xs[0].shape[-1] if width is None else width
     at = positions_like(xs[0][..., :turned], positions)
     cos_sin = _angles_once(positions, at, turned, base, angle_dtype(xs[0]), scaling)
+    return OPERATION(xs, *cos_sin, backend=backend)
+
+
+def rope_torch(xs: Sequence[Tensor], *cos_sin: Tensor) -> tuple[Tensor, ...]:
+    """Compute `kernels.rope_each`. xs [B, T, H_i, D]; cos, sin [1 or B, T, 1 or H, W/2], and cos + j·sin."""
+    turned = 2 * cos_sin[0].shape[-1]
     if turned == xs[0].shape[-1]:
         return tuple(rotate(x, *cos_sin) for x in xs)
     return tuple(torch.cat([rotate(x[..., :turned], *cos_sin), x[..., turned:]], -1) for x in xs)
+
+
+def rope_reference(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors [B, T, H_i, D] with each pair (a, b) of the first W channels as (a·c − b·s, a·s + b·c)."""
+    width, out = 2 * cos.shape[-1], []
+    for x in xs:
+        pairs = x[..., :width].to(cos.dtype).unflatten(-1, (-1, 2))
+        out.append(torch.cat([_turn_real(pairs, cos, sin).flatten(-2).to(x.dtype), x[..., width:]], -1))
+    return tuple(out)
+
+
+def _refuses(xs: Sequence[Tensor], cos: Tensor, *_: Tensor) -> str | None:
+    if (reason := refusal(*xs, widths=xs[0].shape[-1:])) is not None:
+        return reason
+    if cos.shape[2] > 1 or xs[0].shape[-1] % 2 or len(xs) > 3:
+        return "needs at most three tensors of an even width, and positions [T] or [B, T]"
+    return None
+
+
+OPERATION = Operation("rope")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.rope_triton", "rope_triton"),
+    refuses=_refuses,
+    suits=lambda xs, *_: xs[0].is_cuda,
+)
+OPERATION.register("torch", rope_torch, suits=always)
+OPERATION.register("reference", rope_reference, suits=only_when_named)
 
 
 _KEPT = WeakIdKeyDictionary()

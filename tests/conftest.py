@@ -16,7 +16,6 @@ import gc
 import os
 import sys
 
-gc.disable()  # while modules load and tests are collected, which stays: looking through it takes an eighth of the time
 os.environ["OMP_NUM_THREADS"] = os.environ.get(
     "ARCHZOO_TEST_THREADS", "1"
 )  # before torch reads it; inherited
@@ -25,6 +24,7 @@ import pytest
 import torch
 
 pytest_plugins = ["support.margins", "support.recorded"]
+gc.disable()  # while tests are collected, which stay: looking through them takes a third of that time
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; child processes inherit it

@@ -131,8 +131,8 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             )
         if wrong := why_unusable(name, block.config):
             raise ValueError(f"{cls.__module__}: {kind} '{name}': {wrong}")
-        if not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError(f"{cls.__module__}: title, family and the like of {kind} '{name}' are texts")
+        if wrong := ", ".join(key for key, value in metadata.items() if not isinstance(value, str)):
+            raise ValueError(f"{cls.__module__}: {kind} '{name}': {wrong} must be a text")
         sketch_rows(block.sketch)
         _refuse_clash(block)
         _BLOCKS[kind][name] = block

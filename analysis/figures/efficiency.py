@@ -104,7 +104,10 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.06)
     entries = [legend_entry(label, styles[label], linestyle="none") for label in points.index]
-    if differing:
+    # Where one model is better than all others the staircase has no step to see.
+    if any(
+        line.get_linestyle() == "--" and len(line.get_xdata()) > 1 for axes in panels for line in axes.lines
+    ):
         entries.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front"))
     legend_below(figure, entries)
     return figure

@@ -58,12 +58,12 @@ def table(results: Results) -> pd.DataFrame:
     if masses["value"].isna().all():
         raise NoData(f"no run has first_token_mass over all positions; {advice(results)}")
     masses = masses.merge(uniform.reset_index(), on=place, how="left")
-    return masses.assign(gates=masses["label"].map(_gates(results)))[list(COLUMNS)]
+    return masses.assign(gates=masses["label"].map(_gates(results, masses)))[list(COLUMNS)]
 
 
-def _gates(results: Results) -> dict[str, str]:
-    """ "output", "value" or "output and value" by label, of those that have such gates."""
-    rows = results.table("measures")
+def _gates(results: Results, masses: pd.DataFrame) -> dict[str, str]:
+    """ "output", "value" or "output and value" by label, of those whose layers with attention have such gates."""
+    rows = results.table("measures").merge(masses[["run", "layer"]].drop_duplicates(), on=["run", "layer"])
     labels = {gate: set(rows.loc[rows["measure"] == f"{gate}_gate_mean", "label"]) for gate in GATES}
     return {
         label: " and ".join(gate for gate in GATES if label in labels[gate])

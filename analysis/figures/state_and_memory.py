@@ -159,7 +159,7 @@ def _crossings(means: pd.DataFrame, dense: str) -> str:
     ]
     never = [model for model, start in tokens.items() if start is None]
     parts = [f"{dense} needs {bytes_text(means.loc[dense, LENGTHS[-1]])} at 131,072"]
-    parts += [f"less than that at all three lengths: {listing(smaller, 40)}"] if smaller else []
+    parts += [f"less than {dense} at all three lengths: {listing(smaller, 40)}"] if smaller else []
     parts += [f"less later (ringed): {listing(later, 40)}"] if later else []
     parts += [f"never less: {listing(never, 40)}"] if never else []
     return "; ".join(parts) + "."

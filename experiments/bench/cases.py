@@ -127,7 +127,9 @@ class Call:
     def work(self) -> list[Work] | None:
         """Operations and bytes of its kernels; None where the operation does not count them."""
         page = importlib.import_module(getattr(kernels, self.operation).__module__)
-        if page.OPERATION is not self.registry or not hasattr(page, "work"):  # a page counts its first operation
+        if page.OPERATION is not self.registry or not hasattr(
+            page, "work"
+        ):  # a page counts its first operation
             return None
         return page.work(*self.arguments, **self.options)
 
@@ -341,6 +343,11 @@ def short_conv_step(d: InputFactory) -> list[Call]:
     return [Call(call.operation, call.arguments, {**call.options, "state": d.weight(d.batch, WIDTH, 3)})]
 
 
+def rope(d: InputFactory) -> list[Call]:
+    """Rotary positions of queries."""
+    return [call("rope", d.normal(12, 64), torch.arange(d.length, device=d.device), 1e4)]
+
+
 def short_conv_heads(d: InputFactory) -> list[Call]:
     """KDA's queries, keys and values, six heads of each."""
     return [call("short_conv_heads", d.normal(18 * 128), d.weight(18 * 128, 4), heads=(6, 6, 6))]
@@ -459,6 +466,7 @@ CASES = {
         Case("timeline_attention", timelines),
         Case("short_conv", short_conv),
         Case("short_conv, a step", short_conv_step, tokens=64, length=1, backward=False),
+        Case("rope", rope),
         Case("short_conv_heads", short_conv_heads),
         Case("delta_gates", delta_gates),
         Case("gated_norm", gated_norm),

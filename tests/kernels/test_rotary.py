@@ -46,6 +46,18 @@ def test_a_part_of_a_wider_row_turns_like_its_copy(columns, begin):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("width", [None, 4])
+def test_parts_of_one_product_turn_in_every_form_alike(width):
+    wide, found = normal(2, 70, 36, dtype=torch.float32).requires_grad_(), []
+    for name in ("reference", "torch", "triton"):
+        parts = wide.unflatten(-1, (6, 6)).split([3, 2, 1], 2)
+        turned = rope_each(parts, torch.arange(70), 100.0, width=width, backend=name)
+        loss = sum((scale * x.square().cumsum(1)).sum() for scale, x in enumerate(turned, start=1))
+        found.append([*turned, *torch.autograd.grad(loss, wide)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5)
+
+
 def test_compiled_form_equals_eager_form():
     x = normal(2, 5, 3, 6)
     cos, sin = angles(torch.arange(5)[:, None], 6, 1e4, torch.float64)

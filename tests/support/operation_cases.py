@@ -588,9 +588,9 @@ WITH_STATES = (delta_rule, memory_mixture, mesa)
 SPARSE = (sparse_attention, lightning_topk, indexer_kl, indexed_attention, timeline_attention)
 WITH_BACKENDS = (
     *(attention, *WITH_STATES, path_attention, path_caches, nsa_attention, short_conv, matrices, *SPARSE),
-    *(streams, grouped_linear, linear_cross_entropy, swiglu, head_gates),
+    *(streams, grouped_linear, linear_cross_entropy, swiglu, head_gates, rope),
 )
-ALONE = (rope, segments)
+ALONE = (segments,)
 
 
 def calls() -> list[Call]:

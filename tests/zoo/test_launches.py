@@ -24,7 +24,7 @@ from zoo.modules import RMSNorm
 from zoo.residuals.hc import HC
 from zoo.residuals.hyper_connections import HyperConfig
 
-LIMITS = {"kda": 78, "mom": 126, "nsa": 120, "orthgsa": 130, "transformer": 60}
+LIMITS = {"kda": 78, "mom": 126, "nsa": 110, "orthgsa": 106, "transformer": 48}
 """Of a layer's forward and backward pass."""
 SORTING = ("mom", "nsa")
 """Where a layer sorts, once: tokens by their memory, queries by their blocks."""

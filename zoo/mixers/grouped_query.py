@@ -35,7 +35,7 @@ class GroupedQueryMixer(Mixer):
         super().__init__()
         self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads", config.head_width)
         self.kv_heads = kv_heads(config.n_kv_heads, heads, block, default=default_kv_heads)
-        self.rotate = rotation(config, block, self.width, rotates=rotates)
+        self.rotate = rotation(config, block, self.width, rotates=rotates, backend=dims.body_backend)
         self.rope_base = config.rope_base if rotates else None
         self.backend, self.step_backend = dims.backend, dims.step_backend
         inner, inner_kv = heads * self.width, self.kv_heads * self.width

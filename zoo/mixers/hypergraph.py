@@ -98,7 +98,7 @@ class HyperGraph(Mixer):
         self.local = config.positions == "local"
         self.rope_base = config.rope_base
         self.layer = dims.layer
-        self.backend = dims.backend
+        self.backend, self.body_backend = dims.backend, dims.body_backend
         self.aux_weights = {"timeline_balance": config.aux_weight}
         inner = self.heads * self.width
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
@@ -131,7 +131,7 @@ class HyperGraph(Mixer):
         probabilities, timeline, weight = self._routes(noisy)
         q, k, v = self._qkv(x)
         if not self.local:
-            q, k = kernels.rope_each((q, k), ctx.positions, self.rope_base)
+            q, k = kernels.rope_each((q, k), ctx.positions, self.rope_base, backend=self.body_backend)
         options = {"n_timelines": self.timelines, "rope_base": self.rope_base if self.local else None}
 
         def attend(q: Tensor, k: Tensor, v: Tensor, timeline: Tensor, weight: Tensor, **packed) -> Tensor:
@@ -171,7 +171,8 @@ class HyperGraph(Mixer):
     ) -> Tensor:
         """o [B, T, H, K] of the next tokens at positions `at` [B, T], whose keys and values join their timelines."""
         row = cache.places(timeline)
-        q, k = kernels.rope_each((q, k), row if self.local else at, self.rope_base)
+        at = row if self.local else at
+        q, k = kernels.rope_each((q, k), at, self.rope_base, backend=self.body_backend)
         empty = cache.appended == 0
         cache.append(timeline, k, v)
         if q.shape[1] == 1:

@@ -95,7 +95,8 @@ class MLA(Mixer):
         rotates = config.positions == "rope" and self.rope_dim > 0
         on_scores = mscale(config.rope_factor or 1.0, config.rope_mscale_all or 0.0)
         self.scale = on_scores**2 * (self.width + self.rope_dim) ** -0.5
-        self.rotate = rotation(config, "mla", self.rope_dim, rotates=rotates, scores=on_scores)
+        options = {"rotates": rotates, "scores": on_scores, "backend": dims.body_backend}
+        self.rotate = rotation(config, "mla", self.rope_dim, **options)
         self.rope_base = config.rope_base if rotates else None
         inner, source = self.heads * self.width, q_rank or d_model
         self.q_down = nn.Linear(d_model, q_rank, bias=False) if q_rank else nn.Identity()

@@ -184,7 +184,7 @@ class NSA(Mixer):
         self.width = head_width(dims.d_model, self.heads, "n_heads", config.head_width)
         self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "nsa", default=default_kv_heads(self.heads))
         self.sizes = sizes(config, dims.seq_len)
-        self.rotate = rotation(config, "nsa", self.width)
+        self.rotate = rotation(config, "nsa", self.width, backend=dims.body_backend)
         self.backend = dims.backend
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj, self.k_proj, self.v_proj = (
@@ -261,11 +261,9 @@ class NSA(Mixer):
         """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
         qkv = project(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in qkv)
-        plain, rotated = k.split([self.kv_heads, 2 * self.kv_heads], 2)
-        (turned,) = self.rotate((torch.cat([q, rotated], 2),), positions)
-        q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
-        values = v.split(self.kv_heads, 2)
-        return (q, q_turned), *zip((plain, near, far), values, strict=True)
+        plain, near, far = k.split(self.kv_heads, 2)
+        turned, near, far = self.rotate((q, near, far), positions)
+        return (q, turned), *zip((plain, near, far), v.split(self.kv_heads, 2), strict=True)
 
     def _gates(self, x: Tensor) -> Tensor:
         """g [B, T, H, 3] in at least fp32."""

@@ -21,10 +21,12 @@ class Rotation:
     base: float
     scaling: kernels.RopeScaling | None = None
     width: int | None = None
+    backend: str = "auto"
 
     def __call__(self, xs: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, ...]:
         """Tensors [B, T, H_i, K] at positions int64 [T] or [B, T] -> the tensors with rotated pairs."""
-        return kernels.rope_each(xs, positions, self.base, scaling=self.scaling, width=self.width)
+        options = {"scaling": self.scaling, "width": self.width, "backend": self.backend}
+        return kernels.rope_each(xs, positions, self.base, **options)
 
 
 SCALINGS = {
@@ -68,12 +70,18 @@ class PartialRopeOptions(RopeOptions):
 
 
 def rotation(
-    options: Any, block: str, width: int, *, rotates: bool = True, scores: float = 1.0
+    options: Any,
+    block: str,
+    width: int,
+    *,
+    rotates: bool = True,
+    scores: float = 1.0,
+    backend: str = "auto",
 ) -> Rotation | None:
     """Rotary positions with the options of a block whose heads have so many channels; None where nothing rotates.
 
-    scores: all scores are multiplied by this number squared elsewhere; rotated vectors are by so much less. Raises
-    UserError for options that do not fit each other or the width.
+    scores: all scores are multiplied by this number squared elsewhere; rotated vectors are by so much less; backend: of
+    `kernels.rope_each`. Raises UserError for options that do not fit each other or the width.
     """
     positive(options.rope_base, f"{block}.rope_base")
     turned = options.rope_dim if isinstance(options, PartialRopeOptions) else None
@@ -87,7 +95,7 @@ def rotation(
         even_width(width, block)
     elif turned % 2 or not 2 <= turned <= width:
         raise UserError(f"{block}.rope_dim={turned} must be even, from 2 to the head width {width}")
-    return Rotation(options.rope_base, _scaling(options, block, scores), turned)
+    return Rotation(options.rope_base, _scaling(options, block, scores), turned, backend)
 
 
 def mscale(factor: float, m: float) -> float:

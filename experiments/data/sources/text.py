@@ -100,9 +100,9 @@ class Text(Source):
             for split, files in selection.splits.items()
         ]
         if selection.missing:
-            how = "of whole documents" if _stay_whole(selection) else "of the end of each document"
+            how = "whole documents" if _stay_whole(selection) else "the end of each document"
             splits.append(
-                f"{' and '.join(selection.missing)} {how}" + " for training" * bool(selection.splits)
+                f"{' and '.join(selection.missing)} from {how}" + " for training" * bool(selection.splits)
             )
         documents = ", ".join(f"{part['documents']:,} {split}" for split, part in read.items())
         return f"{told_files(cfg, selection)}; {', '.join(splits)}; documents: {documents}"

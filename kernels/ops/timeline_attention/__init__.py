@@ -54,7 +54,7 @@ def timeline_attention_reference(
         group = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
         position = (mask.sum(dim=-1) - 1).transpose(1, 2)
-        q, k = rope(q, position, rope_base), rope(k, position, rope_base)
+        q, k = (rope(x, position, rope_base, backend="reference") for x in (q, k))
     out = masked_attention(q, k, v, mask, scale)
     return out if weight is None else out * weight[..., None].to(out.dtype)
 

@@ -133,7 +133,7 @@ def test_beside_a_test_text_the_rest_is_for_training(config, tmp_path, capsys):
     assert texts(cfg, "train", tmp_path) + texts(cfg, "validation", tmp_path) != []
     assert "".join(texts(cfg, "train", tmp_path) + texts(cfg, "validation", tmp_path)) == PARTS["train"]
     check(cfg)
-    assert "validation of the end of each document for training" in capsys.readouterr().err
+    assert "validation from the end of each document for training" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["{}.txt", "{}_clean.txt", "wiki_{}_part1.txt", "{}-clean/a.txt"])
