@@ -94,7 +94,7 @@ def _refuse_other_values(config: Config, words: Iterable[str]) -> None:
         if override.is_sweep_override():  # its values are words of cells
             continue
         read = override.value()
-        if isinstance(value, bool) and not isinstance(read, bool | str) and text not in ("0", "1"):
+        if isinstance(value, bool) and not isinstance(read, bool) and text not in ("0", "1"):
             raise UserError(f"{key}={text} must be true or false")
         if isinstance(value, str) and isinstance(read, int | float) and str(read) != text:
             raise UserError(

@@ -551,6 +551,7 @@ REFUSED = {
         "trainer.threads=1000000", "data.batch_size=1000000000000", "model.d_model=1000000000", "data.seq_len=100000",
         "trainer.max_steps=100000000000000000000", "model.d_model=32768 model.depth=512", "model.backend=triton",
         "device=foo", "trainer.precision=foo", "trainer.threads=0", "data.vocab_size=-5", "data.path=PIPE",
+        "data=mqar data.tasks.mqar.power=2153", "model.pattern=P model.mixers.path_fox.householder=010",
         "results=FILE", "results=${foo}", "data.cache_dir=FILE", "name=_x", "model.residual=mhc", "trainer.batch=3",
         "--foo", "~model", 'name="a\tb"', "blocks=[../nowhere]", "start.vocab_size=-5",
         "data=regression data.tasks.regression.dimensions=21407",

@@ -14,6 +14,10 @@ BLANK = 0
 FILLS = ("blank", "values")
 
 
+MOST_POWER = 50
+"""g^(a−1) is a number for every gap g of a sequence."""
+
+
 @dataclass
 class MQARConfig:
     """Options of `mqar`.
@@ -21,8 +25,8 @@ class MQARConfig:
     length: tokens of a sequence, at least 4·pairs.
     pairs: keys with a value each, all asked for once.
     vocab: number of different tokens: one blank, keys up to the middle, values from there on.
-    power: exponent a of the distribution of gaps: 1 makes all gaps equally likely, smaller values short ones more
-        likely.
+    power: exponent a of the distribution of gaps, at most 50: 1 makes all gaps equally likely, smaller values short
+        ones more likely.
     fill: tokens where nothing is asked: blank, or values (drawn at random).
     """
 
@@ -57,6 +61,8 @@ class MQAR(Task):
         super().__init__(options)
         at_least(options.pairs, 1, "data.tasks.mqar.pairs")
         positive(options.power, "data.tasks.mqar.power")
+        if options.power > MOST_POWER:
+            raise UserError(f"data.tasks.mqar.power={options.power} must be at most {MOST_POWER}")
         one_of(options.fill, FILLS, "data.tasks.mqar.fill")
         self.vocab_size, self.seq_len = options.vocab, options.length
         self.first_value = options.vocab // 2
