@@ -7,8 +7,10 @@ cli.py, jobs/             what `python run.py job=NAME` does
 configuration/, planning/ from a command to a configuration, and from that to a checked run with its folder
 data/, training/          texts and tasks as batches; one run
 sweep.py, engines/        many runs, and what runs them;  parallel/: one run on several devices
+optimisation.py           optimisers and learning-rate schedules by name
 runs.py                   run folders
-scoring/, generation.py   scores of finished runs; text from them;  probing/: what their models do inside
+scoring/, generation.py   scores of finished runs; text from them;  lm_harness.py: a run for lm-evaluation-harness
+probing/                  what models of runs do inside
 compare/, verdict/        studies: models compared fairly; what an hour tells of a block;  gpu/: stages on a GPU
 costs/, bench/            costs that are counted; times that are measured
 evidence/                 numbers for the claims of documents

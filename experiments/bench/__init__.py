@@ -7,6 +7,6 @@ cases.py           the calls of kernels that are timed;  peers/: other libraries
 model_steps.py     training steps, decode states and inputs that are timed
 hugging_face.py    models of transformers with the weights of ours
 memory_traffic.py  bytes that operators move and save, and the roofline
-static/            costs counted from machine code, without a GPU
+compiled.py        machine code for a GPU that is not there
 result_table.py    the table of results
 """

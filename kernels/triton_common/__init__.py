@@ -1,7 +1,8 @@
 """Common parts of the Triton kernels.
 
-tiles.py   device functions that load, store and sum tiles; the work of a kernel for a roofline; the assembler
-tuning.py  tile sizes of a kernel on a device
+tiles.py      device functions that load, store and sum tiles; the work of a kernel for a roofline; the assembler
+tuning.py     tile sizes of a kernel on a device;  tuned.toml: those that job=gpu found
+operators.py  Triton forms as operators that torch.compile takes whole and CUDA graphs capture
 
 Here is what does not fit there: chunks of packed sequences, sums of rows, and checks of calls that Triton can serve.
 """

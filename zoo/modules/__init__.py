@@ -1,6 +1,7 @@
 """Layers and decode states that several blocks share.
 
 layers.py  norms, linear maps, the short convolution, decays and gates
+rotary.py  options of rotary positions: frequencies for longer texts, the part of a head that turns
 caches.py  caches that grow with the tokens, and decode states as trees of them
 """
 
