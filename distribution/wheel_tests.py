@@ -6,6 +6,7 @@ and run.py, and links to what else tests read: published results, pyproject.toml
 """
 
 import importlib.util
+import itertools
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,11 @@ LEFT_OUT = {
 
 def main(options: list[str]) -> int:
     """Run the tests that pytest's options choose; returns pytest's exit status."""
+    for place in itertools.chain(*LEFT_OUT.values()):
+        path, _, test = place.partition("::")
+        file, start = CHECKOUT / path, f"def {test.partition('[')[0]}"
+        if not file.exists() or (test and start not in file.read_text(encoding="utf-8")):
+            sys.exit(f"error: there is no test {place}: correct LEFT_OUT in distribution/wheel_tests.py")
     with tempfile.TemporaryDirectory(prefix="wheel-tests-") as name:
         folder = Path(name)
         python = install(folder / "venv")
@@ -102,14 +108,10 @@ def pytest_configure() -> None:
             raise pytest.UsageError(f"{found.origin} can be imported: these would be no tests of the wheel")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for what, places in LEFT_OUT.items():
-        for place in places:
-            chosen = [item for item in items if item.nodeid.startswith(place)]
-            if not chosen:
-                raise pytest.UsageError(f"no test is called {place}: correct LEFT_OUT in {__file__}")
-            for item in chosen:
+    for item in items:
+        for what, places in LEFT_OUT.items():
+            if item.nodeid.startswith(places):
                 item.add_marker(pytest.mark.skip(reason=NEEDS + what))
 
 
