@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long fuzz test-matrix lint check-numbers docs wheel format gpu clean help
+.PHONY: run test test-fast test-long fuzz test-matrix test-wheel lint check-numbers docs wheel format gpu clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -36,6 +36,9 @@ fuzz: $(STAMP)
 
 test-matrix:
 	$(PYTHON) tests/matrix.py
+
+test-wheel: $(PEERS)
+	$(PY) distribution/wheel_tests.py $(SPREAD) -m "not slow and not long and not gpu and not browser"
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -93,5 +96,6 @@ help:
 	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'
 	@echo 'make wheel        build the wheel, one package archzoo with the command archzoo, into dist/'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be installed here'
+	@echo 'make test-wheel   the quick tests against the wheel, in an environment without this checkout, three minutes'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

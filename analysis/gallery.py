@@ -109,7 +109,12 @@ def _import_failure(family: str, error: BaseException) -> str:
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
     if isinstance(error, SyntaxError):
         return f"{file}: SyntaxError: {error}"  # which names the file and line that it is in
-    return f"{file}, line {lines[-1] if lines else '?'}: {type(error).__name__}: {error}"
+    inside = f"{__package__.rpartition('.')[0]}.{getattr(error, 'name', None)}"
+    in_wheel = (
+        isinstance(error, ModuleNotFoundError) and inside in sys.modules
+    )  # and the file is for a checkout
+    here = f"; here it is {inside}" if in_wheel else ""
+    return f"{file}, line {lines[-1] if lines else '?'}: {type(error).__name__}: {error}{here}"
 
 
 class Selection(NamedTuple):

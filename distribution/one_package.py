@@ -77,13 +77,10 @@ def stage(checkout: Path, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
         project.replace('"experiments.', f'"{PACKAGE}.experiments.'), encoding="utf-8"
     )
-    modules, hashes = set(_modules(checkout)), {}
+    names, hashes = modules(checkout), {}
     for file in sorted(path for path in package.rglob("*") if path.suffix in (".py", *_TEXTS)):
         before = file.read_text(encoding="utf-8")
-        is_code = file.suffix == ".py"
-        after = (rewritten if is_code else _renamed)(before, modules)
-        for said, instead in SAID.items():
-            after = after.replace(said, instead)
+        after = inside(before, names, code=file.suffix == ".py")
         file.write_text(after, encoding="utf-8")
         hashes[_digest(after)] = _digest(before)
     (package / "__init__.py").write_text(_ABOUT, encoding="utf-8")
@@ -93,12 +90,10 @@ def stage(checkout: Path, folder: Path) -> None:
     (package / "built.json").write_text(json.dumps(built, indent=0), encoding="utf-8")
 
 
-def _modules(checkout: Path) -> Iterator[str]:
+def modules(checkout: Path) -> set[str]:
     """The names of all modules and packages of the rooms."""
-    for room in ROOMS:
-        for file in (checkout / room).rglob("*.py"):
-            parts = file.relative_to(checkout).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    files = (file.relative_to(checkout) for room in ROOMS for file in (checkout / room).rglob("*.py"))
+    return {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
 
 
 def _digest(text: str) -> str:
@@ -118,7 +113,15 @@ def _commit(checkout: Path) -> list[str | bool | None]:
     return [git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))]
 
 
-# Rewriting a module.
+# Rewriting a file.
+
+
+def inside(text: str, modules: set[str], code: bool) -> str:
+    """The text of a file as it stands inside the package. code: whether it is a Python module."""
+    text = rewritten(text, modules) if code else _renamed(text, modules)
+    for said, instead in SAID.items():
+        text = text.replace(said, instead)
+    return text
 
 
 class Edit(NamedTuple):

@@ -6,7 +6,6 @@ the configuration in tests/experiments/configuration/recorded/defaults.txt, cost
 tests/experiments/jobs/test_help_and_costs.py, names of kernels in tests/kernels/triton_common/test_tuning.py.
 """
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,10 @@ import pytest
 from support.program import Lab, steady_rows, write_text
 from support.recorded import check, number
 
+import analysis
+import experiments
+import kernels
+import zoo
 from experiments.configuration.compose import architectures, presets_to_compare
 from zoo import ModelConfig
 
@@ -84,10 +87,9 @@ def test_presets_cost_the_same(tmp_path, text):
 
 def test_public_names_stay():
     def lines() -> Iterator[str]:
-        for name in ("zoo", "kernels", "experiments", "analysis"):
-            room = importlib.import_module(name)
+        for room in (zoo, kernels, experiments, analysis):
             offered = getattr(room, "__all__", None) or ["evaluate"]  # experiments: its docstring's one name
-            yield f"{name}: {' '.join(sorted(offered))}"
+            yield f"{room.__name__.rpartition('.')[2]}: {' '.join(sorted(offered))}"
             assert all(hasattr(room, one) for one in offered)
 
     check(RECORDED / "public_names.txt", lines())

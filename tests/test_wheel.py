@@ -156,6 +156,10 @@ def test_without_a_checkout_it_trains_reports_and_gives_runs_the_checkouts_names
         for block in registry.blocks(kind).values()
     }
     assert json.loads(run(python, "-c", ASK)) == checkout
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mine.py").write_text("from zoo.registry import register_mixer")  # as a checkout has it
+    said = "from archzoo.zoo import registry; print(registry.left_out())"
+    assert "here it is archzoo.zoo" in run(python, "-c", said, ARCHZOO_BLOCKS=str(tmp_path / "own"))
     told = re.findall(r"^ +(/\S+)", run(archzoo, "--help"), re.MULTILINE)  # files that --help names are there
     assert [Path(name).is_relative_to(packages / PACKAGE) for name in told] == [True, True]
     assert all(Path(name).exists() for name in told)

@@ -164,9 +164,7 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     blocks = {**registry.blocks("mixer"), "attention": dataclasses.replace(block, config=Options)}
     monkeypatch.setitem(registry._BLOCKS, "mixer", blocks)
     said = explain.explain(ValueError("Unexpected type annotation"))
-    assert said.startswith(
-        "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation"
-    )
+    assert "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation" in said
 
 
 @pytest.mark.parametrize(

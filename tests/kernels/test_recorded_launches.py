@@ -64,7 +64,7 @@ def forgotten_tables():
     """What kernels did not write, as none ran, stays in no cache: a table of angles for instance."""
     yield
     for name, module in list(sys.modules.items()):
-        if name.startswith("kernels."):
+        if name.startswith(kernels.__name__):
             for thing in vars(module).values():
                 if hasattr(thing, "cache_clear"):
                     thing.cache_clear()
@@ -142,7 +142,7 @@ def configurations() -> Iterator[str]:
     for found in pkgutil.walk_packages(kernels.ops.__path__, "kernels.ops."):
         importlib.import_module(found.name)
     for tuned in sorted(Tuned.all, key=lambda tuned: tuned.name):
-        if tuned.kernel.fn.__module__.startswith("kernels."):
+        if tuned.kernel.fn.__module__.startswith(kernels.__name__):
             yield f"{tuned.name} by {', '.join(tuned.key)}: {'; '.join(map(described, tuned.configs))}"
 
 

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import zoo
+
 NAME = "zoo_without_probes"
 
 
@@ -81,7 +83,7 @@ class _Rename(ast.NodeTransformer):
 
 
 def _renamed(name: str) -> str:
-    return re.sub(r"^zoo(?=(\.\w+)*$)", NAME, name)
+    return re.sub(rf"^{zoo.__name__}(?=(\.\w+)*$)", NAME, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

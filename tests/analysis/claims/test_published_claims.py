@@ -1,7 +1,6 @@
 """The published ledger: its verdicts follow from its numbers, and turn with a wrong one; its commands exist."""
 
 import math
-import re
 import shlex
 from pathlib import Path
 
@@ -151,7 +150,7 @@ def test_every_test_behind_a_claim_exists_and_every_command_is_of_the_program():
             if words[0] == "pytest":
                 assert all((ROOT / word).exists() for word in words[1:]), command
             else:
-                assert re.match(r"python run\.py (job=\w+|\+experiment=\w+)", command), command
+                assert command.startswith(("python run.py job=", "python run.py +experiment=")), command
 
 
 def test_all_claims_are_chosen_where_none_is_named():

@@ -32,7 +32,7 @@ def test_every_file_of_claims_is_found_by_itself(monkeypatch):
     monkeypatch.setattr(evidence.importlib, "import_module", found.append)
     evidence.measure_claims([], progress=False)
     files = Path(evidence.__file__).parent.glob("*.py")
-    assert sorted(found) == sorted(f"experiments.evidence.{x.stem}" for x in files if x.stem != "__init__")
+    assert sorted(found) == sorted(f"{evidence.__name__}.{x.stem}" for x in files if x.stem != "__init__")
 
 
 @pytest.mark.slow

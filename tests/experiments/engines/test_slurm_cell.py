@@ -1,6 +1,7 @@
 """How the job of a cell ends, with a pretended submitit; Slurm is not needed."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -103,5 +104,5 @@ def test_a_machine_without_submitit_or_srun_is_told_what_to_do(monkeypatch, tmp_
     with pytest.raises(UserError, match="there is no srun here"):
         slurm_jobs._executor(SlurmConfig(), tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError, match=r"needs submitit: pip install -e '.\[slurm\]'"):
+    with pytest.raises(UserError, match=re.escape("needs submitit: pip install -e '.[slurm]'")):
         slurm_jobs._executor(SlurmConfig(), tmp_path)

@@ -156,7 +156,7 @@ def test_bytes_are_those_of_what_is_read_and_written(case, dtype):
     results = getattr(kernels, name)(**given, **options)
     results = [results] if isinstance(results, torch.Tensor) else results
     size = {INPUTS: nbytes(*given.values()), RESULTS: nbytes(*results)}
-    work = importlib.import_module(f"kernels.ops.{name}").work
+    work = importlib.import_module(f"{kernels.ops.__name__}.{name}").work
     forward, backward = work(**given, **options)
     assert (forward.kernel, forward.way, backward.way) == (name, "forward", "backward")
     assert forward.bytes == size[INPUTS] + size[RESULTS] + kept
