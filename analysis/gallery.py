@@ -110,10 +110,9 @@ def _import_failure(family: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{file}: SyntaxError: {error}"  # which names the file and line that it is in
     inside = f"{__package__.rpartition('.')[0]}.{getattr(error, 'name', None)}"
-    in_wheel = (
-        isinstance(error, ModuleNotFoundError) and inside in sys.modules
-    )  # and the file is for a checkout
-    here = f"; here it is {inside}" if in_wheel else ""
+    # In the wheel, of a file that is for a checkout.
+    moved = isinstance(error, ModuleNotFoundError) and inside in sys.modules
+    here = f"; here it is {inside}" if moved else ""
     return f"{file}, line {lines[-1] if lines else '?'}: {type(error).__name__}: {error}{here}"
 
 

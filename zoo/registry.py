@@ -339,9 +339,8 @@ def _describe(error: BaseException) -> str:
     relative = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
     message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
     inside = f"{__package__.rpartition('.')[0]}.{getattr(error, 'name', None)}"
-    if (
-        isinstance(error, ModuleNotFoundError) and inside in sys.modules
-    ):  # a file for a checkout, and this is the wheel
+    # In the wheel, of a file that is for a checkout.
+    if isinstance(error, ModuleNotFoundError) and inside in sys.modules:
         message += f"; here it is {inside}"
     return f"{relative}, line {line}: {type(error).__name__}: {message}"
 
