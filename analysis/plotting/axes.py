@@ -106,13 +106,14 @@ def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0), 
     low, high = sorted(axis.get_view_interval())
     if high < WIDE * low or base != 10:
         for subs in (multiples, DENSE) if base == 10 else ((1.0,),):
-            locator = LogLocator(base, subs=subs)
-            places = locator.tick_values(low, high)
-            if sum(low <= place <= high for place in places) > 1:
+            places = LogLocator(base, subs=subs).tick_values(low, high)
+            if len(inside := [place for place in places if low <= place <= high]) > 1:
                 break
         else:
-            locator = FixedLocator(two_or_more((), low, high))
-        axis.set_major_locator(locator)
+            inside = two_or_more((), low, high)
+        # On a short axis LogLocator would leave out powers of ten, even all of them.
+        every = -(-len(inside) // max(2, axis.get_tick_space()))
+        axis.set_major_locator(FixedLocator(inside[::every]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
