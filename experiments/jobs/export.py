@@ -112,7 +112,10 @@ def _card(summary: dict[str, Any], folder: Path, config: Config) -> str:
 
 
 def _interval(folder: Path, split: str) -> tuple[float, ...]:
-    """The interval of a split's loss if its documents were others; () where it has fewer than two."""
+    """The interval of a split's loss if its documents were others; () where it has fewer than two.
+
+    Raises UserError for a table that is damaged.
+    """
     import numpy as np
     import pandas as pd
 
@@ -120,7 +123,12 @@ def _interval(folder: Path, split: str) -> tuple[float, ...]:
 
     if not (folder / FILE).is_file():
         return ()
-    rows = pd.read_csv(folder / FILE)[list(COLUMNS)]
+    kinds = dict(zip(COLUMNS, ("str", "int64", "int64", "float64"), strict=True))
+    try:
+        rows = pd.read_csv(folder / FILE, usecols=list(COLUMNS), dtype=kinds)
+    except ValueError as error:
+        line = f"{folder / FILE} is damaged ({machine.one_line(error)}); without this file, the card has no intervals"
+        raise UserError(line) from error
     rows = rows[rows["split"] == split]
     nats, tokens = rows["nats"].to_numpy(), rows["tokens"].to_numpy()
     estimate = over_documents(nats, np.zeros_like(nats), tokens)

@@ -61,6 +61,9 @@ def test_the_model_card_has_data_recipe_scores_licence_and_commands(lab, tmp_pat
     ):
         assert words in card
     assert " to " in card.partition(f"| test | {loss:.4f} |")[2].partition("|")[0]
+    (run / "documents.csv").write_text("split,document,tok")
+    assert "documents.csv is damaged" in lab.refused("job=export", f"run={run}", f"out={tmp_path / 'no'}")
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
