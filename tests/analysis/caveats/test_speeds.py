@@ -66,7 +66,7 @@ def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
             (2.1, None),
             ["2 cells at a time on 2 cores and how many runs at a time", "1 of 2 runs may have"],
         ),
-        ((1, 1), (0.9, 6.3), ["transformer seed 1 trained (load 6.3 to 6.3)"]),
+        ((1, 1), (0.9, 6.3), ["transformer seed 1 trained (load 6.3)"]),
     ],
 )
 def test_what_ran_beside_is_said(tmp_path, write_run, workers, load, says):

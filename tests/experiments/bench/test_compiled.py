@@ -275,7 +275,10 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("lengths", "expected"),
-    [(None, [CASES["path_attention"].compiled, 256, 1]), ([64, 128], [64, 128, 64, 128, 1])],
+    [
+        (None, [CASES["path_attention"].compiled, 256, 1, 256]),
+        ([64, 128], [64, 128, 64, 128, 1, 64, 128]),
+    ],
 )
 def test_every_case_is_compiled_at_its_own_length_or_those_asked_for(monkeypatch, lengths, expected):
     """Of a step one token; of others as many as launch every kernel."""
