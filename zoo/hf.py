@@ -118,9 +118,13 @@ class ArchzooForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
         """As of PreTrainedModel; then everything that is not saved is computed again (zoo.interfaces.restore)."""
-        model = super().from_pretrained(*args, **options)
-        restore(model[0] if isinstance(model, tuple) else model)
-        return model
+        found = super().from_pretrained(*args, **options)
+        model = found[0] if isinstance(found, tuple) else found
+        # Tensors in a mapped file begin at any address, where products on a CPU add up in another order.
+        for x in (*model.parameters(), *model.buffers()):
+            x.data = x.data.clone()
+        restore(model)
+        return found
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

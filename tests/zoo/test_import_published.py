@@ -167,11 +167,18 @@ def qwen(folders, tmp_path):
     [
         ("Qwen3", lambda c: c.update(model_type="gpt_neox"), "model_type=gpt_neox"),
         ("Qwen3", lambda c: c.pop("model_type"), "model_type=None"),
+        ("Qwen3", lambda c: c.update(model_type=["qwen3"]), "model_type=['qwen3']"),
+        ("Llama", lambda c: c.update(rope_parameters={"rope_type": "yarn"}), "rope_type=yarn without factor"),
         ("Qwen3", lambda c: c.pop("hidden_size"), "no hidden_size"),
         ("Qwen3", lambda c: c.update(hidden_size="wide"), "hidden_size='wide'"),
         ("Qwen3", lambda c: c.update(attention_bias=True), "attention_bias=True"),
         ("Qwen3", lambda c: c.update(hidden_act="gelu"), "hidden_act=gelu"),
         ("Qwen3", lambda c: c.update(rope_parameters={"rope_type": "longrope"}), "rope_type=longrope"),
+        (
+            "Llama",
+            lambda c: c.update(rope_parameters={"rope_type": "llama3", "factor": 8.0}),
+            "without low_freq_factor",
+        ),
         ("Qwen3", lambda c: c.update(quantization_config={"bits": 4}), "quantization_config"),
         ("Qwen3", lambda c: c.update(WINDOWS), "full and sliding attention in turn"),
         ("Llama", lambda c: c.update(mlp_bias=True), "mlp_bias=True"),

@@ -64,6 +64,9 @@ class Settings:
         """The options of rotary frequencies for texts longer than those of the pretraining."""
         if kind == "default":
             return {}
+        for key in ("factor", *(LLAMA3_KEYS if kind == "llama3" else ())):
+            if key not in given:
+                raise UserError(f"config.json has rope_type={kind} without {key}; restore it")
         names = ROPE_KEYS | (LLAMA3_KEYS if kind == "llama3" else YARN_KEYS if kind == "yarn" else {})
         options = {option: given[key] for key, option in names.items() if key in given}
         if kind == "linear":
@@ -644,7 +647,7 @@ FAMILIES = {
 def read_config(values: Mapping[str, Any]) -> tuple[Family, ModelConfig, int, int]:
     """The family of a config.json, and what `Family.model_config` makes of it. Raises UserError for an unknown one."""
     kind = values.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             f"config.json says model_type={kind}, which cannot be loaded; the families that can are "
             f"{', '.join(sorted(FAMILIES))}"

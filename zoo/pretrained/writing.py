@@ -28,12 +28,14 @@ README = "README.md"
 LARGEST = 5 * 10**9
 """Bytes of a file of weights, above which another one begins."""
 
-LOADER_TEXT = '''"""Loads this model where Archzoo is installed: from_pretrained(FOLDER, trust_remote_code=True)."""
+CHECKOUT = "zoo"
+"""The package in a checkout; by this name in the wheel too, which renames packages in its sources."""
+LOADER_TEXT = f'''"""Loads this model where Archzoo is installed: from_pretrained(FOLDER, trust_remote_code=True)."""
 
 try:
     from archzoo.zoo.hf import ArchzooConfig, ArchzooForCausalLM
 except ModuleNotFoundError:  # a checkout
-    from zoo.hf import ArchzooConfig, ArchzooForCausalLM
+    from {CHECKOUT}.hf import ArchzooConfig, ArchzooForCausalLM
 
 __all__ = ["ArchzooConfig", "ArchzooForCausalLM"]
 '''
