@@ -97,6 +97,13 @@ def test_no_file_of_the_wheel_imports_a_room_by_its_own_name_and_lines_stay(file
 
 
 @pytest.mark.slow
+def test_a_model_that_the_wheel_exports_is_loaded_by_the_wheel_or_a_checkout(files):
+    text, made = files[f"{PACKAGE}/zoo/pretrained/writing.py"], {}
+    exec(text[text.index("CHECKOUT =") : text.index("def write_folder")], made)
+    assert re.findall("from (.*) import", made["LOADER_TEXT"]) == ["archzoo.zoo.hf", "zoo.hf"]
+
+
+@pytest.mark.slow
 def test_messages_name_the_command_of_the_wheel(files):
     ours = (name for name in files if name.startswith(f"{PACKAGE}/"))
     assert [name for name in ours if "python run.py" in files[name]] == []

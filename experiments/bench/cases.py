@@ -127,11 +127,9 @@ class Call:
     def work(self) -> list[Work] | None:
         """Operations and bytes of its kernels; None where the operation does not count them."""
         page = importlib.import_module(getattr(kernels, self.operation).__module__)
-        if page.OPERATION is not self.registry or not hasattr(
-            page, "work"
-        ):  # a page counts its first operation
-            return None
-        return page.work(*self.arguments, **self.options)
+        # A page counts its first operation alone.
+        count = getattr(page, "work", None) if page.OPERATION is self.registry else None
+        return count and count(*self.arguments, **self.options)
 
     def bytes(self, mode: str) -> float:
         """The least bytes that its kernels move in a mode, "forward" or "forward+backward"; 0 where not counted."""

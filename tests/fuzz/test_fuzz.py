@@ -655,7 +655,7 @@ def stopped(fuzz: Fuzz, kind: str, number: int, start: int, **how: Any) -> list[
 
 
 def without_kernels(lab: Path) -> None:
-    """Nothing is compiled yet, and who goes on finds a part of it."""
+    """Remove the compiled kernels: the run compiles them, and the one that resumes it finds some of them."""
     shutil.rmtree(lab / KERNELS)
 
 
