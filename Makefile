@@ -38,6 +38,7 @@ test-matrix:
 	$(PYTHON) tests/matrix.py
 
 test-wheel: $(PEERS)
+	$(PY) -m pytest tests/test_wheel.py
 	$(PY) distribution/wheel_tests.py $(SPREAD) -m "not slow and not long and not gpu and not browser"
 
 lint: $(STAMP)
