@@ -97,6 +97,6 @@ help:
 	@echo 'make docs         build the documentation site, with a reference of blocks, operations, figures and keys'
 	@echo 'make wheel        build the wheel, one package archzoo with the command archzoo, into dist/'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be installed here'
-	@echo 'make test-wheel   the quick tests against the wheel, in an environment without this checkout, three minutes'
+	@echo 'make test-wheel   the quick tests against the wheel, and training in an environment without this checkout, four minutes'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'
